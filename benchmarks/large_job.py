@@ -56,7 +56,7 @@ class LargeJob:
 
 
 def large_job(ranks: int = 4_096) -> LargeJob:
-    """A job of so many ranks, a multiple of 512."""
+    """A job of so many ranks, a multiple of 512, or 64."""
     store = Store()
     nodes = ranks // _PER_NODE
     for rank in range(ranks):
@@ -130,9 +130,9 @@ def _match(store: Store, rows: Columns, matched: NDArray[np.bool_], times: NDArr
 
 
 def _groups(ranks: int) -> dict[str, list[list[int]]]:
-    """The global ranks of every group, by kind; TP varies fastest, PP slowest."""
+    """The global ranks of every group, by kind; TP varies fastest, PP slowest. Fewer than 512 have no experts."""
     places = np.arange(ranks).reshape(_PP, ranks // (_PP * _TP), _TP)
-    experts = places.reshape(_PP, -1, 8, _TP)
+    experts = places.reshape(_PP, -1, 8, _TP) if ranks >= 512 else places[:0].reshape(0, 1, 8, _TP)
     return {
         "WORLD": [list(range(ranks))],
         "TP": places.reshape(-1, _TP).tolist(),

@@ -12,13 +12,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from emission_samples import small
 from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, fetch_json
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
-from service.fake_service import JOB
+from service.fake_service import JOB, NOW_NS
 from service.job.plan_samples import pattern_of
 
 from ncclscope_service.serve.routes import to_json
@@ -591,3 +591,87 @@ def test_text_from_a_log_never_becomes_markup(browser: Browser, repository: Path
             assert page.locator("main img, main script").count() == 0
         expect(page.locator("#node-graph figcaption").first).to_contain_text("<img src=x")
         assert complaints == []
+
+
+_AXES = """() => Object.fromEntries([...document.querySelectorAll('.view:not([hidden]) .js-plotly-plot')]
+  .filter((plot) => plot._fullLayout.xaxis.type === 'date')
+  .map((plot, i) => [`${plot.closest('[id]').id} ${i}`,
+    plot._fullLayout.xaxis.range.map((at) => new Date(at).getTime())]))"""
+
+_FIRST_X = """(plot) => { const { x, x0 } = plot.data[0]; return x ? new Date(x[0]).getTime() : x0; }"""
+
+
+def test_all_charts_over_time_reach_back_to_the_start_of_the_job(browser: Browser, repository: Path) -> None:
+    """On one axis, with one cursor, and they show what the API says."""
+    with fake_service(repository, "--still") as port:
+        at = f"http://127.0.0.1:{port}/api"
+        (job,) = _object(fetch_json(f"{at}/overview"))["jobs"]
+        begin_ms, now_ms = job["begin_ns"] / 1e6, NOW_NS / 1e6
+        page, complaints = open_page(browser, port, at=f"#/job/{JOB}")
+        expect(page.locator("#lost-time .js-plotly-plot")).to_have_count(1)
+        page.evaluate("scrollTo(0, 300)")
+        page.keyboard.press("r")
+        expect(page.get_by_role("button", name="whole job")).to_have_attribute("aria-pressed", "true")
+        assert page.url.endswith(f"#/job/{JOB}?range=job")
+        assert page.evaluate("scrollY") == 300, "it is the same view"
+        expect(page.locator("#steps-note")).not_to_contain_text("shaded")
+        page.wait_for_function(f"() => Object.values(({_AXES})()).length === 5")
+        axes = page.evaluate(_AXES)
+        page.wait_for_function(
+            f"(begin) => Object.values(({_AXES})()).every(([from]) => Math.abs(from - begin) < 1)", arg=begin_ms
+        )
+        axes = page.evaluate(_AXES)
+        assert all(range_ms == pytest.approx([begin_ms, now_ms], abs=1) for range_ms in axes.values()), axes
+        bandwidth = _object(fetch_json(f"{at}/jobs/{JOB}/bandwidth?range=job"))
+        courses = {each["alias"]: each["busbw_history"] for each in bandwidth["communicators"]}
+        drawn = page.locator(".multiple .plot").first.evaluate("(plot) => plot.data.map(({name, y}) => [name, y])")
+        assert len(drawn) == 8
+        for name, values in drawn:
+            expected = [None if each is None else pytest.approx(each / 1e9) for each in courses[name]]
+            assert values == expected, name
+        lost = _object(fetch_json(f"{at}/jobs/{JOB}/lost-time?range=job"))
+        cells = page.locator("#lost-time .plot").evaluate("(plot) => plot.data[0].z.map((row) => [...row])")
+        assert cells == [[None if each is None else each / 1000 for each in row["lost_us"]] for row in lost["rows"]]
+        assert max(lost["rows"][18]["lost_us"][:80], key=lambda each: each or 0) == 6000, "rank 18, long ago"
+        for chart in ("#lost-time .plot", ".multiple .plot >> nth=0"):
+            first_ms = page.locator(chart).evaluate(_FIRST_X)
+            assert abs(first_ms - begin_ms) < 60_000, chart
+        box = page.locator("#steps .plot").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+        expect(page.locator(".view:not([hidden]) .cursor:not([hidden])")).to_have_count(5)
+        # Views of the job keep the range; the fleet has none.
+        page.locator("#communicators a.name").first.click()
+        assert page.url.endswith("?range=job")
+        expect(page.locator("#series .js-plotly-plot")).to_have_count(1)
+        page.wait_for_function(f"(begin) => Object.values(({_AXES})()).every(([from]) => Math.abs(from - begin) < 1)",
+                               arg=begin_ms)  # fmt: skip
+        expect(page.locator("#communicator-lost-time-note")).to_contain_text("as far as memory reaches")
+        page.get_by_role("button", name="5 min").click()
+        page.wait_for_function(f"(begin) => Object.values(({_AXES})()).every(([from]) => from > begin + 60000)",
+                               arg=begin_ms)  # fmt: skip
+        assert "range" not in page.url
+        page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/rank/37?range=job")
+        expect(page.locator("#rank-waits .js-plotly-plot")).to_have_count(1)
+        page.wait_for_function(f"(begin) => Object.values(({_AXES})()).every(([from]) => Math.abs(from - begin) < 1)",
+                               arg=begin_ms)  # fmt: skip
+        page.keyboard.press("f")
+        expect(page.locator("[data-range]").first).to_be_hidden()
+        assert complaints == []
+
+
+def test_a_job_with_logs_only_has_its_volume_since_the_start(browser: Browser, repository: Path) -> None:
+    with fake_service(repository, "--still", "--logs-only") as port:
+        page, complaints = open_page(browser, port, at=f"#/job/{JOB}?range=job")
+        expect(page.locator("#bandwidth-title")).to_have_text("Logged volume")
+        expect(page.locator(".multiple .js-plotly-plot")).to_have_count(4)
+        known = page.locator(".multiple .plot").first.evaluate(
+            "(plot) => plot.data[0].y.filter((each) => each !== null).length"
+        )
+        assert known > 170, "half an hour of ten seconds"
+        assert complaints == []
+
+
+def _object(answer: object) -> dict[str, Any]:
+    assert isinstance(answer, dict)
+    return cast("dict[str, Any]", answer)

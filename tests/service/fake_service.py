@@ -19,12 +19,14 @@ import uvicorn
 
 from ncclscope_models.description import Completed, Description, Given, Value, completed
 from ncclscope_models.job import ModelError
+from ncclscope_service.columns.buckets import window_until
 from ncclscope_service.detect.settings import checked_change
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.intake.journal_entry import FindingMarked
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.metrics.scrape import MetricsView, gather
 from ncclscope_service.nccl.topology import Channels
+from ncclscope_service.rollup.recent_sums import series_key
 from ncclscope_service.rollup.series import Tally
 from ncclscope_service.serve.api_table import ChangeRequest, MarkRequest
 from ncclscope_service.serve.live import Hub
@@ -242,6 +244,7 @@ class StoreMaker:
             self._add_clocks()
             self._add_findings()
         self._add_steps()
+        self._add_history()
         return self.store
 
     def host(self, node: int) -> str:
@@ -498,6 +501,30 @@ class StoreMaker:
         steps["duration_ns"] = 400_000_000 + np.rint(self._random.normal(0, 2e6, 900) * min(self._shape.noise, 1))
         steps["duration_ns"][steps["started_ns"] >= self._found_ns - 164 * SECOND] += 9_400_000
         self.store.step_histories[self._shape.job].add(steps)
+
+    def _add_history(self) -> None:
+        """What is known of the 25 minutes before the window: another rank was late for a while, and a group slow."""
+        history, random = self.store.job_histories[self._shape.job], np.random.default_rng(8)
+        times = window_until(self._now_ns).begin_ns - 5 * SECOND * np.arange(300, 0, -1)
+        is_bad = (np.arange(300) >= 60) & (np.arange(300) < 150)
+        for index, group in enumerate(groups_of(self._shape)):
+            amount = group.message_bytes * len(group.ranks) * self._per_minute // 12
+            history.bytes.add(times, np.full(300, index), np.full(300, amount))
+            if not self._with_kernels:
+                continue
+            op, size = np.array([OPERATION_CODES[group.op]]), np.array([group.size_class])
+            key = series_key(np.array([index]), op, size)[0]
+            busbw = group.busbw * (1 + 0.01 * random.standard_normal(300)) * np.where(is_bad & (index == 2), 0.7, 1.0)
+            transfer = np.full(300, 2e9)
+            history.bandwidths.add(times, np.full(300, key), np.rint(busbw * transfer), transfer)
+            for member in (self.store.communicators[index].members or {}).values():
+                duration = np.full(300, SECOND)
+                history.waits.add(times, np.full(300, member), np.rint(duration * group.wait), duration)
+        if self._with_kernels:
+            for rank in range(self._shape.ranks):
+                lost = np.where(is_bad & (rank == self._shape.late_rank // 2), 6e6, 2e4 * random.random(300))
+                history.lost_time.add(times, np.full(300, rank), np.rint(lost) * 12, np.full(300, 12))
+            history.is_lost_per_step, history.lost_until_ns = True, int(times[-1]) + 5 * SECOND
 
     def _add_findings(self) -> None:
         shape, store = self._shape, self.store

@@ -34,6 +34,7 @@ from ncclscope_service.detect.context import (
 from ncclscope_service.detect.flight_recorder import FlightRecords
 from ncclscope_service.detect.hang import Hang, hang_at_end
 from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.detect.lost_time_history import LostTimeHistory
 from ncclscope_service.detect.machines import GpuSeats, Machines
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
 from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
@@ -327,6 +328,7 @@ class _Job:
     has_lines_without_stamps: bool = False
     fails_since_ns: int | None = None
     """Since when every pass has failed by an internal error."""
+    lost_time: LostTimeHistory = field(default_factory=LostTimeHistory)
 
     def failure(self, name: str) -> tuple[Finding, ...]:
         """That the detectors fail, if they do."""
@@ -445,6 +447,7 @@ class Detection:
             moved[self._store.process_job[process]][self._store.processes[process].host] = change
         active = {*self._store.process_job, *self._facts} - self._retention.jobs
         have_ended = cache(self._have_ended)
+        measured_of = self._measured_by_job(measured)
         for name in sorted({*active, *self._jobs}):
             job = self._jobs[name]
             with self._errors.isolated("detect", f"job {name}"):
@@ -459,6 +462,9 @@ class Detection:
                     mine = row_ops.filter_rows(measured, np.isin(measured["communicator"], list(context.groups)))
                     self._ingest(job, context, mine, at_ns, clocks, final=final)
                     job.detectors.ingest_moved_stamps(moved[name], context, at_ns)
+                    if name in measured_of:
+                        job.lost_time.ingest(measured_of[name], at_ns)
+                    job.lost_time.process(self._store, name, at_ns, steps_ns.get(name), final=final)
                 job.findings = job.detectors.findings(at_ns, silence_at_ns=silence_at_ns)
                 if context is not None:
                     self._judge_end(job, context, silence_at_ns, have_ended, seen_hangs)
@@ -468,6 +474,16 @@ class Detection:
         self._store.findings = by_urgency(
             finding for name, job in self._jobs.items() for finding in (*job.findings, *job.failure(name))
         )
+
+    def _measured_by_job(self, measured: Columns) -> dict[str, Columns]:
+        """Measured collectives of each job."""
+        if not len(measured):
+            return {}
+        jobs = {job: place for place, job in enumerate(dict.fromkeys(self._store.process_job))}
+        job_of = np.array([jobs.get(each.job, NO_NUMBER) for each in self._store.communicators], np.int64)
+        names = list(jobs)
+        found = group_by(job_of[measured["communicator"]])
+        return {names[job]: row_ops.take(measured, mine) for job, mine in found if job >= 0}
 
     def _judge_end(
         self,

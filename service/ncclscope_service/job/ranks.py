@@ -21,6 +21,9 @@ from typing import Final
 from ncclscope_service.store.records import Communicator, Identity, Member
 from ncclscope_service.store.tables import Store
 
+MAX_RANK: Final = 1 << 20
+"""Global ranks from here on are taken for a damaged line and left out."""
+
 Seat = tuple[int, int]
 """(process, CUDA device in the process): what holds one rank."""
 Gpu = tuple[str, int, int]

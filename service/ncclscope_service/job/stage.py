@@ -121,6 +121,7 @@ class GroupingStage:
         self._step_times.evict(gone)
         for job in gone.jobs:
             self._store.step_histories.pop(job, None)
+            self._store.job_histories.pop(job, None)
 
     def steps_ns(self) -> dict[str, int]:
         """Duration of a step of each job, by marks or else by periods, of lines or else of NCCL Inspector's records;

@@ -15,6 +15,7 @@ import numpy as np
 from prometheus_client.samples import Exemplar
 
 from ncclscope_models.difference import Reason
+from ncclscope_service.columns.buckets import Floats, Window, window_until
 from ncclscope_service.export.json_files import clock_violation_ratio
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.iterations import IterationSummary
@@ -23,7 +24,6 @@ from ncclscope_service.metrics.series import UNKNOWN, Column, Labels, ScrapeCach
 from ncclscope_service.metrics.table import MAX_FINDINGS, MAX_RANKS, METRICS_BY_NAME
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import Histogram, HistogramLabels, Tally
-from ncclscope_service.rollup.window import Floats, Window, window_until
 from ncclscope_service.show.communicators import Waits, host_waits, recent_wait_ratio
 from ncclscope_service.show.health import AgentView, ServiceHealth
 from ncclscope_service.show.overview import AlignmentViews, clock_views, gap_counts

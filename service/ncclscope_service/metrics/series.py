@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.buckets import Bools, Floats, Int64s
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.iterations import IterationSummaries
 from ncclscope_service.job.ranks import hosts_of
@@ -31,7 +32,6 @@ from ncclscope_service.measure import expected_times, limits
 from ncclscope_service.metrics.table import MAX_COMMUNICATORS, MAX_GROUP_SERIES
 from ncclscope_service.rollup.recent_sums import series_key
 from ncclscope_service.rollup.series import operation_name
-from ncclscope_service.rollup.window import Bools, Floats, Int64s
 from ncclscope_service.show.communicators import size_class_name
 from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.tables import Store

@@ -4,20 +4,20 @@ The store's window holds a million operations, of which a look would read one co
 second each time. Here a row is read when it is logged, when it is decided and when it is finished, and looks are at
 sums by process, member and communicator. They outlive rows that leave the store before the minutes are over.
 `RecentSums.of_store` makes the same of a whole store, in one go.
+
+A bucket whose minutes are over goes to the history of its job (`store.job_history`), and so does at once what is older
+when it comes: everything is in exactly one of the two, and charts over the whole time of a job add both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct
-from ncclscope_service.columns.intervals import Spans, union
-from ncclscope_service.columns.table import Ids, Table
-from ncclscope_service.rollup.window import (
+from ncclscope_service.columns.buckets import (
     BUCKET_NS,
     BUCKETS,
     Bools,
@@ -25,11 +25,15 @@ from ncclscope_service.rollup.window import (
     BucketSums,
     Floats,
     Int64s,
+    LastingSums,
     Window,
-    first_known,
-    starts_launch,
     window_until,
 )
+from ncclscope_service.columns.group_by import distinct, group_by
+from ncclscope_service.columns.intervals import Spans, union
+from ncclscope_service.columns.table import Ids, Table
+from ncclscope_service.rollup.window import first_known, starts_launch
+from ncclscope_service.store.job_history import JobHistory
 from ncclscope_service.store.records import Captures
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
@@ -119,12 +123,20 @@ _FINISHED: Final = (
     "start_true_ns", "wait_ns",
 )  # fmt: skip
 
+_MEASURED: Final = (
+    "communicator", "op", "size_class", "end_true_ns", "wait_ns", "busy_ns", "busbw", "transfer_ns",
+)  # fmt: skip
+
 
 class RecentSums:
     """The sums of one store. Call `touch`, `finish` and `process_window`; `forget_before` when operations leave."""
 
-    def __init__(self, known: Store) -> None:
+    _keeps_history: bool = True
+
+    def __init__(self, known: Store, *, keeps_history: bool = True) -> None:
+        """`keeps_history`: what is older than the last minutes is added to `Store.job_histories`."""
         self._store = known
+        self._keeps_history = keeps_history
         self.bytes = BucketSums(1)
         """Logged, by communicator as it was known then."""
         self.operations = BucketSums(1)
@@ -156,9 +168,9 @@ class RecentSums:
         """Whether a line without any time was seen."""
 
     @classmethod
-    def of_store(cls, known: Store, now_ns: int) -> RecentSums:
-        """The sums of all that is in a store."""
-        sums = cls(known)
+    def of_store(cls, known: Store, now_ns: int, *, keeps_history: bool = False) -> RecentSums:
+        """The sums of all that is in a store; `keeps_history` for a store that has no histories yet."""
+        sums = cls(known, keeps_history=keeps_history)
         everything = np.arange(known.operations.first, known.operations.next_id, dtype=np.int64)
         sums._seen.first = known.operations.first
         sums.touch(everything)
@@ -179,8 +191,7 @@ class RecentSums:
         window = window_until(now_ns)
         touched, ended = self._touched, self._finished
         self._touched, self._finished = [], []
-        for sums in (self.bytes, self.operations, self.logged, self.waits, self.collectives, self.bandwidths):
-            sums.keep(window)
+        self._forget_before(window)
         self._count_logged(window)
         finished = self._in_store(ended)
         self._count_states(self._in_store([*touched, finished]))
@@ -201,6 +212,75 @@ class RecentSums:
         members = rows["member"][rows["member"] >= 0]
         self._of_member -= np.bincount(members, minlength=len(self._of_member))
         seen.drop_before(operation)
+
+    def bytes_by_bucket(self, window: Window, communicators: Int64s, into: Int64s, count: int) -> Floats:
+        """Logged bytes of these communicators, each added to a row of `into`; shape (count, buckets)."""
+        found = self.bytes.by_bucket(0, window, communicators, into, count)
+        if (history := self._history_of(window)) is not None:
+            found += history.bytes.by_bucket(0, window, communicators, into, count)
+        return found
+
+    def waits_by_bucket(self, column: int, window: Window, members: Int64s, into: Int64s, count: int) -> Floats:
+        """The same of a column of `waits`, by member."""
+        found = self.waits.by_bucket(column, window, members, into, count)
+        if (history := self._history_of(window)) is not None:
+            found += history.waits.by_bucket(column, window, members, into, count)
+        return found
+
+    def whole_waits(self, window: Window) -> Floats:
+        """`waits` by member over the window; shape (columns, members)."""
+        members = np.arange(len(self._store.members))
+        found = self.waits.whole(window, len(members))
+        if (history := self._history_of(window)) is not None:
+            found += history.waits.whole(window, members)
+        return found
+
+    def bandwidth_by_bucket(self, window: Window, keys: Int64s, into: Int64s, count: int) -> Floats:
+        """Bus bandwidth of these series (`series_key`), all of a row together: bytes that passed the bus in a bucket
+        over the time that their transfers took; shape (count, buckets), NaN without any.
+        """
+        places = np.array([self._places.get(key, NO_NUMBER) for key in keys.tolist()], np.int64)
+        known = places >= 0
+        sums = [self.bandwidths.by_bucket(of, window, places[known], into[known], count) for of in (MOVED, TRANSFER)]
+        if (history := self._history_of(window)) is not None:
+            for of in (MOVED, TRANSFER):
+                sums[of] += history.bandwidths.by_bucket(of, window, keys, into, count)
+        return ratio(sums[MOVED], sums[TRANSFER])
+
+    def _history_of(self, window: Window) -> JobHistory | None:
+        return None if window.job is None else self._store.job_histories.get(window.job)
+
+    def _forget_before(self, window: Window) -> None:
+        """Drops the buckets before the window, those that last to the histories of their jobs."""
+        for passing in (self.operations, self.logged, self.collectives):
+            passing.keep(window)
+        for sums, choose in ((self.bytes, _bytes_of), (self.waits, _waits_of), (self.bandwidths, _bandwidths_of)):
+            for begin_ns, found in sums.keep(window):
+                at = np.flatnonzero(found.any(axis=0))
+                groups = self.series_keys()[at] if sums is self.bandwidths else at
+                of = self._communicator_of_member()[at] if sums is self.waits else groups
+                of = groups >> 16 if sums is self.bandwidths else of
+                self._add_to_history(choose, np.full(len(at), begin_ns), groups, of, *found[:, at])
+
+    def _add_to_history(
+        self,
+        choose: Callable[[JobHistory], LastingSums],
+        times: Int64s,
+        groups: Int64s,
+        communicators: Int64s,
+        *values: Int64s | Floats,
+    ) -> None:
+        """Adds to those sums of the jobs that these communicators are of."""
+        if not self._keeps_history or not len(times):
+            return
+        jobs = {job: place for place, job in enumerate(dict.fromkeys(each.job for each in self._store.communicators))}
+        job_of, names = np.array([jobs[each.job] for each in self._store.communicators], np.int64), list(jobs)
+        for job, mine in group_by(job_of[communicators]):
+            history = self._store.job_histories[names[job]]
+            choose(history).add(times[mine], groups[mine], *(each[mine] for each in values))
+
+    def _communicator_of_member(self) -> Int64s:
+        return np.array([each.communicator for each in self._store.members], np.int64)
 
     def matches(self) -> Int64s:
         """Operations in the store; shape (processes, states of rows.Match)."""
@@ -240,14 +320,13 @@ class RecentSums:
 
     def _add_logged(self, rows: Columns, times: Int64s, window: Window) -> None:
         inside = np.flatnonzero(_is_kept(times, window))
-        times, processes = times[inside], rows["process"][inside].astype(np.int64)
-        self.operations.add(times, processes, np.ones(len(times), np.int64))
-        self.logged.add(times, processes)
-        communicator_of = np.asarray([*(each.communicator for each in self._store.members), NO_NUMBER], np.int64)
-        communicators = communicator_of[np.maximum(rows["member"][inside], -1)]
-        known = communicators >= 0
-        sizes = self._store.moved_bytes(communicators, rows["message_bytes"][inside])
-        self.bytes.add(times[known], communicators[known], sizes[known])
+        processes = rows["process"][inside].astype(np.int64)
+        self.operations.add(times[inside], processes, np.ones(len(inside), np.int64))
+        self.logged.add(times[inside], processes)
+        communicator_of = np.append(self._communicator_of_member(), NO_NUMBER)
+        communicators = communicator_of[np.maximum(rows["member"], -1)]
+        sizes = self._store.moved_bytes(communicators, rows["message_bytes"])
+        self._add(self.bytes, _bytes_of, window, times, (communicators, communicators), sizes)
 
     def _count_states(self, operations: Ids) -> None:
         if not len(operations):
@@ -276,10 +355,30 @@ class RecentSums:
         times = first_known(rows["start_true_ns"], rows["start_ns"])
         durations = rows["end_ns"] - rows["start_ns"]
         chosen = (rows["start_ns"] != NO_TIME_NS) & (rows["end_ns"] != NO_TIME_NS) & ~rows["censored"]
-        chosen &= (durations > 0) & (rows["member"] >= 0) & _is_kept(times, window)
+        chosen &= (durations > 0) & (rows["member"] >= 0)
         chosen &= (at == 0) | starts_launch(before, rows["launch"])
         own = np.flatnonzero(chosen)
-        self.waits.add(times[own], rows["member"][own].astype(np.int64), rows["wait_ns"][own], durations[own])
+        members = rows["member"][own].astype(np.int64)
+        groups = members, self._communicator_of_member()[members]
+        self._add(self.waits, _waits_of, window, times[own], groups, rows["wait_ns"][own], durations[own])
+
+    def _add(
+        self,
+        sums: BucketSums,
+        choose: Callable[[JobHistory], LastingSums],
+        window: Window,
+        times: Int64s,
+        groups: tuple[Int64s, Int64s],
+        *values: Int64s | Floats,
+    ) -> None:
+        """Adds to sums of the last minutes, and what is older to those of its job; `groups`: in either, and the
+        communicators that they are of, NO_NUMBER for what is left out.
+        """
+        of, communicators = groups
+        inside = np.flatnonzero(_is_kept(times, window) & (communicators >= 0))
+        sums.add(times[inside], of[inside], *(each[inside] for each in values))
+        older = np.flatnonzero((times < window.begin_ns) & (times != NO_TIME_NS) & (communicators >= 0))
+        self._add_to_history(choose, times[older], of[older], communicators[older], *(each[older] for each in values))
 
     def _count_unstamped(self, finished: Ids, window: Window) -> None:
         """Counts operations whose lines have no time, at the time of their kernels."""
@@ -289,18 +388,26 @@ class RecentSums:
 
     def _count_collectives(self, window: Window) -> None:
         table = self._store.collectives
-        new = table.rows[max(0, self._next_collective - table.first) :]
+        at = np.arange(max(0, self._next_collective - table.first), len(table))
         self._next_collective = table.next_id
+        new = table.rows.take(at, *_MEASURED)
+        new = new[new["communicator"] >= 0]
         times = new["end_true_ns"].astype(np.int64)
-        at = np.flatnonzero((new["communicator"] >= 0) & _is_kept(times, window))
-        rows, times = new[at], times[at]
-        self.collectives.add(times, rows["communicator"].astype(np.int64), rows["wait_ns"], rows["busy_ns"])
-        measured = np.isfinite(rows["busbw"]) & (rows["transfer_ns"] > 0)
-        rows, times = rows[measured], times[measured]
-        keys, inverse = distinct(series_key(rows["communicator"], rows["op"], rows["size_class"]))
-        places = np.asarray([self._places.setdefault(key, len(self._places)) for key in keys.tolist()], np.int64)
-        transfer = rows["transfer_ns"].astype(np.float64)
-        self.bandwidths.add(times, places[inverse], rows["busbw"] * transfer, transfer)
+        inside = np.flatnonzero(_is_kept(times, window))
+        rows = new[inside]
+        self.collectives.add(times[inside], rows["communicator"].astype(np.int64), rows["wait_ns"], rows["busy_ns"])
+        measured = np.isfinite(new["busbw"]) & (new["transfer_ns"] > 0)
+        new, times = new[measured], times[measured]
+        keys = series_key(new["communicator"], new["op"], new["size_class"])
+        transfer = new["transfer_ns"].astype(np.float64)
+        moved, inside = new["busbw"] * transfer, np.flatnonzero(_is_kept(times, window))
+        found, inverse = distinct(keys[inside])
+        places = np.asarray([self._places.setdefault(key, len(self._places)) for key in found.tolist()], np.int64)
+        self.bandwidths.add(times[inside], places[inverse], moved[inside], transfer[inside])
+        older = np.flatnonzero((times < window.begin_ns) & (times != NO_TIME_NS))
+        self._add_to_history(
+            _bandwidths_of, times[older], keys[older], keys[older] >> 16, moved[older], transfer[older]
+        )
 
     def _note_kernels(self) -> None:
         table = self._store.kernels
@@ -319,6 +426,18 @@ def ratio(part: Floats, whole: Floats) -> Floats:
     """`part` over `whole`; NaN if the whole is 0."""
     found: Floats = np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
     return found
+
+
+def _bytes_of(history: JobHistory) -> LastingSums:
+    return history.bytes
+
+
+def _waits_of(history: JobHistory) -> LastingSums:
+    return history.waits
+
+
+def _bandwidths_of(history: JobHistory) -> LastingSums:
+    return history.bandwidths
 
 
 def _is_kept(times_ns: Int64s, window: Window) -> Bools:

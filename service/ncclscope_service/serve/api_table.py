@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from ncclscope_service.intake.journal_entry import MarkAction
-from ncclscope_service.show.details import CommunicatorDetail, RankDetail, SizePoints
+from ncclscope_service.show.details import BandwidthView, CommunicatorDetail, RankDetail, SizePoints
 from ncclscope_service.show.finding_events import FindingEvent
 from ncclscope_service.show.layout import LayoutView
 from ncclscope_service.show.lost_time import LostTimeView
@@ -112,6 +112,14 @@ _COMMUNICATOR: Final = Parameter(
     schema={"type": "string"},
     description="Only this communicator, by the name that the page gives it.",
 )
+
+RANGES: Final = ("recent", "job")
+_RANGE: Final = Parameter(
+    name="range",
+    schema={"type": "string", "enum": list(RANGES), "default": RANGES[0]},
+    description="What courses over time cover: the last minutes, or the job since its start in fewer, longer buckets.",
+)
+_BAD_PARAMETER: Final = (400, "A parameter is not understood.")
 
 API_ROUTES: Final[tuple[ApiRoute, ...]] = (
     ApiRoute(
@@ -215,14 +223,16 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         operation="communicator",
         summary="One communicator, by the name that the page gives it: its series, ranks, waits and sizes.",
         answer=CommunicatorDetail,
-        faults=((404, "There is no such job or communicator."),),
+        parameters=(_RANGE,),
+        faults=(_BAD_PARAMETER, *_NO_GROUP),
     ),
     ApiRoute(
         path="/api/jobs/{job:path}/ranks/{rank:int}",
         operation="rank",
         summary="One global rank: where it runs, how it waits, and its part in each of its communicators.",
         answer=RankDetail,
-        faults=((404, "There is no such job or rank."),),
+        parameters=(_RANGE,),
+        faults=(_BAD_PARAMETER, (404, "There is no such job or rank.")),
     ),
     ApiRoute(
         path="/api/jobs/{job:path}/communicators/{alias}/collective",
@@ -290,8 +300,16 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         operation="lost_time",
         summary="Who holds up whom: the time per step that others lose to each rank, over what is usual.",
         answer=LostTimeView,
-        parameters=(_COMMUNICATOR,),
-        faults=_NO_GROUP,
+        parameters=(_COMMUNICATOR, _RANGE),
+        faults=(_BAD_PARAMETER, *_NO_GROUP),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/bandwidth",
+        operation="bandwidth",
+        summary="How the bus bandwidth, and the logged bytes, of the communicators in the overview went.",
+        answer=BandwidthView,
+        parameters=(_RANGE,),
+        faults=(_BAD_PARAMETER, _NO_JOB),
     ),
     ApiRoute(
         path="/api/jobs/{job:path}/layout",

@@ -33,6 +33,7 @@ from ncclscope_service.serve.api_table import (
     DEFAULT_EVENTS,
     EVENTS,
     MAX_TIMELINE_SECONDS,
+    RANGES,
     ChangeRequest,
     MarkRequest,
     describe,
@@ -40,7 +41,7 @@ from ncclscope_service.serve.api_table import (
 from ncclscope_service.serve.http_server import Gated, HttpAccess, PageFiles, PlotlyScript, page, runbooks
 from ncclscope_service.serve.live import Event, Hub
 from ncclscope_service.serve.snapshots import ZipResponse, zip_folder
-from ncclscope_service.show.details import JobQuery, communicator_detail, rank_detail, size_points
+from ncclscope_service.show.details import JobQuery, bandwidth_view, communicator_detail, rank_detail, size_points
 from ncclscope_service.show.finding_events import FindingTracker
 from ncclscope_service.show.health import HealthCheck, ProbeAnswer, liveness, readiness
 from ncclscope_service.show.layout import layout_view
@@ -418,6 +419,10 @@ class _JobAnswers:
 
         return self._answer(request, make)
 
+    async def bandwidth(self, request: Request) -> Response:
+        """Bandwidth over time."""
+        return self._answer(request, lambda asked, _: bandwidth_view(asked))
+
     async def steps(self, request: Request) -> Response:
         """Step times since the job began."""
         return self._answer(request, lambda asked, _: steps_view(asked.store.step_histories.get(asked.job)))
@@ -449,7 +454,9 @@ class _JobAnswers:
         key = self._key(request)
         kept = self._fresh(key, KEPT_SECONDS)
         if kept is None:
-            kept = to_json(make(*self._job(request)))
+            asked, now_ns = self._job(request)
+            asked = asked.over_the_whole_job() if _is_whole_job(request.query_params) else asked
+            kept = to_json(make(asked, now_ns))
             self._keep(key, kept)
         return _json_bytes(kept)
 
@@ -529,6 +536,14 @@ def _whole(query: Mapping[str, str], name: str) -> int | None:
     if not (text.isascii() and text.isdecimal()) or len(text) > 20 or int(text) > _LARGEST:
         raise HTTPException(400, f"{name} must be a whole number, not {text!r}")
     return int(text)
+
+
+def _is_whole_job(query: Mapping[str, str]) -> bool:
+    """The parameter `range`. Raises HTTPException(400) unless it is one of RANGES."""
+    text = query.get("range") or RANGES[0]
+    if text not in RANGES:
+        raise HTTPException(400, f"range must be {' or '.join(RANGES)}, not {text!r}")
+    return text == RANGES[1]
 
 
 def asked_minutes(query: Mapping[str, str]) -> float | None:

@@ -12,20 +12,16 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.buckets import Floats, Int64s, Window
 from ncclscope_service.intake.aliases import Aliases
-from ncclscope_service.job.ranks import global_ranks, hosts_of
+from ncclscope_service.job.ranks import MAX_RANK, global_ranks, hosts_of
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
-from ncclscope_service.rollup.recent_sums import BUSY, DURATION, MOVED, TRANSFER, WAIT, RecentSums, ratio, series_key
+from ncclscope_service.rollup.recent_sums import BUSY, DURATION, WAIT, RecentSums, ratio, series_key
 from ncclscope_service.rollup.series import operation_name
-from ncclscope_service.rollup.window import Floats, Int64s, Window
 from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
-
-MAX_RANK: Final = 1 << 20
-"""Global ranks from here on are taken for a damaged line and left out."""
-
 
 _SPANS_STAGES: Final = ("EMBEDDING", "PP")
 _BOTH: Final = (WAIT, DURATION)
@@ -72,7 +68,7 @@ class Waits:
         self._rank_of = np.array(
             [NO_NUMBER if each.global_rank is None else each.global_rank for each in store.members], np.int64
         )
-        self._whole = sums.waits.whole(window, len(self._rank_of))
+        self._whole = sums.whole_waits(window)
         self._is_known = (self._whole[DURATION] > 0) & (self._rank_of >= 0) & (self._rank_of < MAX_RANK)
 
     def means_of_job(self, job: str) -> RankMeans:
@@ -99,7 +95,7 @@ class Waits:
     def _by_bucket(self, members: Int64s) -> RankWaits:
         ranks, rows = np.unique(self._rank_of[members], return_inverse=True)
         rows = rows.astype(np.int64)
-        waits, durations = (self._sums.waits.by_bucket(of, self._window, members, rows, len(ranks)) for of in _BOTH)
+        waits, durations = (self._sums.waits_by_bucket(of, self._window, members, rows, len(ranks)) for of in _BOTH)
         means = ratio(waits.sum(axis=1), durations.sum(axis=1))
         return RankWaits(ranks=ranks, mean_ratio=means, by_bucket=ratio(waits, durations))
 
@@ -182,11 +178,12 @@ class Recent:
     """Of the last minute that was measured; NaN without data."""
 
 
-def recent_of_communicators(store: Store, sums: RecentSums, window: Window) -> Recent:
-    """The last minutes of all communicators of the store."""
+def recent_of_communicators(store: Store, sums: RecentSums, window: Window, charted: Window | None = None) -> Recent:
+    """The last minutes of all communicators of the store; `charted`: what the courses cover, if it is not those."""
+    charted = charted or window
     return Recent(
-        busbw=_busbw_history(store, sums, window),
-        bytes_per_second=_bytes_history(store, sums, window),
+        busbw=_busbw_history(store, sums, charted),
+        bytes_per_second=_bytes_history(store, sums, charted),
         wait_ratio=recent_wait_ratio(sums, len(store.communicators), window),
     )
 
@@ -214,6 +211,18 @@ def recent_wait_ratio(sums: RecentSums, count: int, window: Window) -> Floats:
     )
     recent, whole = sums.collectives.whole(last, count), sums.collectives.whole(window, count)
     return ratio(*np.where(recent[BUSY] > 0, recent, whole))
+
+
+def bytes_of_communicators(store: Store) -> NDArray[np.int64]:
+    """What each has moved since the start, over all ranks."""
+    series = store.series.rows
+    whose = np.maximum(series["communicator"], 0)
+    return np.bincount(whose, weights=series["bytes"], minlength=len(store.communicators)).astype(np.int64)
+
+
+def named_by_findings(store: Store) -> frozenset[str]:
+    """The `comm_id` of communicators that findings name."""
+    return frozenset(each.comm_id for each in store.findings if each.comm_id)
 
 
 def most_telling(
@@ -332,15 +341,18 @@ def _busbw_history(store: Store, sums: RecentSums, window: Window) -> Floats:
     main, series = main_series(store), store.series.rows
     has_main = np.flatnonzero(main >= 0)
     rows = series[main[has_main]]
-    main_key = np.full(len(main), NO_NUMBER, np.int64)
-    main_key[has_main] = series_key(rows["communicator"], rows["op"], rows["size_class"])
-    keys = sums.series_keys()
-    of = keys >> 16
-    shown = np.flatnonzero(main_key[of] == keys)
-    moved, took = (
-        sums.bandwidths.by_bucket(column, window, shown, of[shown], len(main)) for column in (MOVED, TRANSFER)
-    )
-    return ratio(moved, took)
+    keys = series_key(rows["communicator"], rows["op"], rows["size_class"])
+    return sums.bandwidth_by_bucket(window, keys, has_main, len(main))
+
+
+def _first_logged(store: Store, sums: RecentSums, window: Window) -> int:
+    """The bucket of the first line in the window; behind the last one without any."""
+    first_ns, last_ns = sums.logged.within(window, len(store.processes))
+    begins = first_ns[first_ns <= last_ns].tolist()
+    history = None if window.job is None else store.job_histories.get(window.job)
+    if history is not None and history.bytes.first_ns is not None:
+        begins.append(max(history.bytes.first_ns, window.begin_ns))
+    return int(window.bucket_of(np.array([min(begins)]))[0]) if begins else window.buckets
 
 
 def _bytes_history(store: Store, sums: RecentSums, window: Window) -> Floats:
@@ -348,10 +360,8 @@ def _bytes_history(store: Store, sums: RecentSums, window: Window) -> Floats:
     count = len(store.communicators)
     taken_in = [each.index if each.absorbed_by is None else each.absorbed_by for each in store.communicators]
     into = np.array(taken_in, np.int64)
-    rates = sums.bytes.by_bucket(0, window, np.arange(count), into, count) / window.bucket_seconds
-    first_ns, last_ns = sums.logged.within(window, len(store.processes))
-    logged = first_ns[first_ns <= last_ns]
-    first = int(window.bucket_of(logged.min()[None])[0]) if len(logged) else window.buckets
+    rates = sums.bytes_by_bucket(window, np.arange(count), into, count) / window.bucket_seconds
+    first = _first_logged(store, sums, window)
     rates[:, : first + 1] = np.nan
     rates[:, -1] = np.nan
     return rates

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
+from ncclscope_service.columns.buckets import Bools, Window, window_until
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.ranks import host_of_ranks
 from ncclscope_service.measure.expected_times import JobEstimator
-from ncclscope_service.rollup.recent_sums import RecentSums
+from ncclscope_service.rollup.recent_sums import RecentSums, series_key
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.rollup.window import (
-    Bools,
     RecentOperations,
-    Window,
-    bandwidth_points,
-    ratio_by_bucket,
     recent_collectives,
     recent_operations,
-    window_until,
 )
 from ncclscope_service.show.communicators import (
     LATENCY_BOUND,
@@ -29,11 +25,15 @@ from ncclscope_service.show.communicators import (
     CommunicatorViews,
     RankWaits,
     Waits,
+    bytes_of_communicators,
     expected_bandwidth,
     four_digits,
+    most_telling,
+    named_by_findings,
     recent_of_communicators,
     size_class_name,
 )
+from ncclscope_service.show.job_time import window_of_job
 from ncclscope_service.store.records import Communicator, Member
 from ncclscope_service.store.tables import Store, version_of
 from ncclscope_wire.batch import Columns
@@ -46,7 +46,11 @@ class JobQuery:
     store: Store
     aliases: Aliases
     job: str
+    now_ns: int
     window: Window
+    """The last minutes."""
+    charted: Window
+    """What charts over time cover: those, or the job since its start."""
     sums: RecentSums
 
     @cached_property
@@ -58,6 +62,10 @@ class JobQuery:
     def waits(self) -> Waits:
         """Waits of all ranks, over the window."""
         return Waits(self.store, self.sums, self.window)
+
+    def over_the_whole_job(self) -> JobQuery:
+        """The same with charts since the start of the job."""
+        return replace(self, charted=window_of_job(self.store, self.sums, self.job, self.now_ns))
 
     @property
     def is_own(self) -> Bools:
@@ -91,7 +99,8 @@ def query_job(
         return None
     aliases.update(store.communicators, store.members)
     sums = sums or RecentSums.of_store(store, now_ns)
-    return JobQuery(store=store, aliases=aliases, job=job, window=window_until(now_ns), sums=sums)
+    window = window_until(now_ns)
+    return JobQuery(store=store, aliases=aliases, job=job, now_ns=now_ns, window=window, charted=window, sums=sums)
 
 
 MAX_POINTS: Final = 400
@@ -204,6 +213,45 @@ def _point(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthOfCommunicator:
+    """One communicator, as in its `CommunicatorView`."""
+
+    alias: str
+    busbw_history: tuple[float | None, ...]
+    bytes_history: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthView:
+    """How the bandwidth of a job's communicators went, of those that the overview has."""
+
+    now_ns: int
+    window_begin_ns: int
+    bucket_seconds: float
+    communicators: tuple[BandwidthOfCommunicator, ...]
+
+
+def bandwidth_view(query: JobQuery) -> BandwidthView:
+    """The last minutes, or the job since its start."""
+    store, charted = query.store, query.charted
+    recent = recent_of_communicators(store, query.sums, query.window, charted)
+    own = [each for each in store.listed_communicators() if each.job == query.job]
+    return BandwidthView(
+        now_ns=query.now_ns,
+        window_begin_ns=charted.begin_ns,
+        bucket_seconds=charted.bucket_seconds,
+        communicators=tuple(
+            BandwidthOfCommunicator(
+                alias=query.aliases[each.index],
+                busbw_history=tuple(four_digits(value) for value in recent.busbw[each.index].tolist()),
+                bytes_history=tuple(four_digits(value) for value in recent.bytes_per_second[each.index].tolist()),
+            )
+            for each in most_telling(own, bytes_of_communicators(store), named_by_findings(store))
+        ),
+    )
+
+
 MAX_LINES: Final = 8
 """Operations and sizes with a course of their own: those that moved most bytes."""
 
@@ -272,7 +320,7 @@ class CommunicatorDetail:
 
 def communicator_detail(query: JobQuery, communicator: Communicator, now_ns: int) -> CommunicatorDetail:
     """The view of one communicator at `now_ns`."""
-    recent = recent_of_communicators(query.store, query.sums, query.window)
+    recent = recent_of_communicators(query.store, query.sums, query.window, query.charted)
     rows = recent_collectives(query.store)
     rows = rows[rows["communicator"] == communicator.index]
     waits = query.waits.of_communicator(communicator.index)
@@ -280,38 +328,27 @@ def communicator_detail(query: JobQuery, communicator: Communicator, now_ns: int
     bottleneck = communicator.bottleneck
     return CommunicatorDetail(
         now_ns=now_ns,
-        window_begin_ns=query.window.begin_ns,
-        bucket_seconds=query.window.bucket_seconds,
+        window_begin_ns=query.charted.begin_ns,
+        bucket_seconds=query.charted.bucket_seconds,
         summary=CommunicatorViews(query.store, query.aliases, recent).view(communicator),
         identity=str(communicator.identity),
         identity_confidence=communicator.identity_confidence,
         parallelism_confidence=communicator.parallelism_confidence,
         parent_comm_id=communicator.parent_comm_id,
         bottleneck=None if bottleneck is None else bottleneck.name,
-        series=_series(query, communicator, rows),
+        series=_series(query, communicator),
         ranks=_ranks_of_communicator(query, communicator, rows, waits, hosts),
         sizes=size_points(query, communicator),
     )
 
 
-def _series(query: JobQuery, communicator: Communicator, rows: Columns) -> tuple[SeriesView, ...]:
+def _series(query: JobQuery, communicator: Communicator) -> tuple[SeriesView, ...]:
     series = query.store.series.rows
     own = series[series["communicator"] == communicator.index]
     own = own[np.lexsort((-own["operations"], -own["bytes"]))]
-    points = bandwidth_points(rows)
-    kinds = points.op * 256 + points.size_class
-    shown = (own["op"].astype(np.int64) * 256 + own["size_class"])[:MAX_LINES].tolist()
-    groups = np.full(len(kinds), -1, np.int64)
-    for place, kind in enumerate(shown):
-        groups[kinds == kind] = place
-    history = ratio_by_bucket(
-        groups,
-        points.time_ns,
-        points.busbw * points.transfer_ns,
-        points.transfer_ns,
-        count=len(shown),
-        window=query.window,
-    )
+    shown = own[:MAX_LINES]
+    keys = series_key(shown["communicator"], shown["op"], shown["size_class"])
+    history = query.sums.bandwidth_by_bucket(query.charted, keys, np.arange(len(shown)), len(shown))
     return tuple(
         _series_view(row, history[place].tolist() if place < len(shown) else []) for place, row in enumerate(own)
     )
@@ -414,13 +451,15 @@ def rank_detail(query: JobQuery, rank: int, now_ns: int) -> RankDetail | None:
         return None
     first, store = members[0], query.store
     waits = query.waits.of_job(query.job)
+    courses = waits if query.charted == query.window else Waits(store, query.sums, query.charted).of_job(query.job)
     position = np.flatnonzero(waits.ranks == rank)
-    own = waits.by_bucket[position[0]] if len(position) else np.full(query.window.buckets, np.nan)
+    place = np.flatnonzero(courses.ranks == rank)
+    own = courses.by_bucket[place[0]] if len(place) else np.full(query.charted.buckets, np.nan)
     ratio = float(waits.mean_ratio[position[0]]) if len(position) else float("nan")
     return RankDetail(
         now_ns=now_ns,
-        window_begin_ns=query.window.begin_ns,
-        bucket_seconds=query.window.bucket_seconds,
+        window_begin_ns=query.charted.begin_ns,
+        bucket_seconds=query.charted.bucket_seconds,
         rank=rank,
         is_inferred=first.global_rank_is_inferred,
         host=store.processes[first.process].host,
@@ -434,7 +473,7 @@ def rank_detail(query: JobQuery, rank: int, now_ns: int) -> RankDetail | None:
         place=int((waits.mean_ratio < ratio).sum()) + 1 if len(position) else None,
         ranks_known=len(waits.ranks),
         wait_history=tuple(four_digits(value) for value in own.tolist()),
-        median_wait_history=tuple(four_digits(_median(column)) for column in waits.by_bucket.T),
+        median_wait_history=tuple(four_digits(_median(column)) for column in courses.by_bucket.T),
     )
 
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
-from ncclscope_service.show.communicators import MAX_RANK, efficiencies, four_digits
+from ncclscope_service.job.ranks import MAX_RANK
+from ncclscope_service.show.communicators import efficiencies, four_digits
 from ncclscope_service.show.details import JobQuery
 
 MAX_HOSTS: Final = 256

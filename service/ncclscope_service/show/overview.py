@@ -13,22 +13,25 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.columns.buckets import Int64s, Window, window_until
 from ncclscope_service.detect.settings import THRESHOLDS, split_name
 from ncclscope_service.export.json_files import clock_violation_ratio, clocks_by_host, has_clock_estimate
 from ncclscope_service.intake.aliases import Aliases, Names, with_names
 from ncclscope_service.job.iterations import IterationSummaries, IterationSummary
 from ncclscope_service.rollup.recent_sums import RecentSums, jobs_with_kernels
 from ncclscope_service.rollup.series import operation_name
-from ncclscope_service.rollup.window import Int64s, Window, window_until
 from ncclscope_service.show.communicators import (
     CommunicatorView,
     CommunicatorViews,
+    bytes_of_communicators,
     four_digits,
     most_telling,
+    named_by_findings,
     recent_of_communicators,
     size_class_name,
 )
 from ncclscope_service.show.health import AgentView, ServiceHealth
+from ncclscope_service.show.job_time import begin_of_job
 from ncclscope_service.show.steps import LENGTHENS_STEPS, SLOWS_GROUPS, StepTimeView, step_time
 from ncclscope_service.store.records import (
     Acknowledgement,
@@ -186,6 +189,8 @@ class JobView:
     """Since the start, over all ranks."""
     bytes: int
     operations_per_second: float | None
+    begin_ns: int
+    """Where charts over its whole time begin: with its first step, else with the first that is known of it."""
     step: StepTimeView | None
     """None while no step has ended, or the job's steps are not known."""
     exposed_ratio: float | None
@@ -309,7 +314,7 @@ def make_overview(
     window = window_until(now_ns)
     jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
     summaries = (iterations or IterationSummaries()).summaries(store, jobs, now_ns)
-    makers = _JobViews(store, aliases, sums or RecentSums.of_store(store, now_ns), window, summaries)
+    makers = _JobViews(store, aliases, sums or RecentSums.of_store(store, now_ns), window, summaries, now_ns)
     return Overview(
         now_ns=now_ns,
         window_begin_ns=window.begin_ns,
@@ -427,8 +432,10 @@ class _JobViews:
         sums: RecentSums,
         window: Window,
         summaries: Mapping[str, IterationSummary],
+        now_ns: int,
     ) -> None:
         self._store = store
+        self._now_ns = now_ns
         self._summaries = summaries
         self._sums = sums
         self._recent = recent_of_communicators(store, sums, window)
@@ -440,9 +447,8 @@ class _JobViews:
         series = store.series.rows
         inspected = np.unique(series["communicator"][series["inspected"] > 0]).tolist()
         self._with_inspector = {store.communicators[index].job for index in inspected if index >= 0}
-        self._bytes = np.bincount(
-            np.maximum(series["communicator"], 0), weights=series["bytes"], minlength=len(store.communicators)
-        ).astype(np.int64)
+        self._bytes = bytes_of_communicators(store)
+        self._named = named_by_findings(store)
 
     def job(self, name: str) -> JobView:
         """One job's view."""
@@ -450,7 +456,7 @@ class _JobViews:
         processes = processes_of(store, name).tolist()
         communicators = [each for each in store.listed_communicators() if each.job == name]
         mix = self._mix(communicators)
-        shown = most_telling(communicators, self._bytes, frozenset(f.comm_id for f in store.findings if f.comm_id))
+        shown = most_telling(communicators, self._bytes, self._named)
         return JobView(
             name=name,
             verdict=_verdict(store.verdicts.get(name), self._names),
@@ -465,6 +471,7 @@ class _JobViews:
             operations=sum(entry.operations for entry in mix),
             bytes=sum(entry.bytes for entry in mix),
             operations_per_second=self._operation_rate(name),
+            begin_ns=begin_of_job(store, self._sums, name, self._now_ns),
             step=step_time(store.step_histories.get(name), [each for each in store.findings if each.job == name]),
             exposed_ratio=self._summaries[name].exposed_ratio,
             alignment=self._alignments.of_job(name),

@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 
 from ncclscope_service.clock.estimator import to_true
+from ncclscope_service.columns.buckets import Bools, Int64s
 from ncclscope_service.columns.intervals import Spans, union
+from ncclscope_service.job.ranks import MAX_RANK
 from ncclscope_service.rollup.series import operation_name
-from ncclscope_service.rollup.window import Bools, Int64s
-from ncclscope_service.show.communicators import MAX_RANK
 from ncclscope_service.show.details import JobQuery
 from ncclscope_service.store.records import Communicator
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS

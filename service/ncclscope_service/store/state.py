@@ -45,6 +45,8 @@ RENAMED: Final[dict[str, str]] = {
     "ncclscope_service.detect.bandwidth:BandwidthDrop._unlocated_since": "_slow_since",
     "ncclscope_service.intake.name_limits": "ncclscope_service.intake.limits",
     "ncclscope_service.intake.content_limits": "ncclscope_service.intake.limits",
+    "ncclscope_service.rollup.window:BucketSums": "ncclscope_service.columns.buckets:BucketSums",
+    "ncclscope_service.rollup.window:BucketSpans": "ncclscope_service.columns.buckets:BucketSpans",
 }
 """Names in states of earlier builds, and what they are called today:
 

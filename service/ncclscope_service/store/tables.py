@@ -22,6 +22,7 @@ from ncclscope_service.columns.table import AnyRows, Ids, Table
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
 from ncclscope_service.nccl.topology import Channels
 from ncclscope_service.store import rows
+from ncclscope_service.store.job_history import JobHistories, JobHistory
 from ncclscope_service.store.plan_records import PlanRecord
 from ncclscope_service.store.records import (
     Captures,
@@ -153,6 +154,7 @@ class Store:
     iteration_confidence: dict[int, float] = field(default_factory=dict[int, float])
     """By process: how sure the period is by which its operations are numbered."""
     step_histories: StepHistories = field(default_factory=lambda: StepHistories(StepHistory))
+    job_histories: JobHistories = field(default_factory=lambda: JobHistories(JobHistory))
     captures: Captures = field(default_factory=Captures)
     """(source, capture) in order of arrival; live, those that came within the window."""
     topologies: dict[tuple[str, str | None], list[TopologySeen]] = field(

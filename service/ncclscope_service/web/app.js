@@ -10,7 +10,7 @@ import { drawLostTime } from "./lost_time.js";
 import { drawNodeGraph } from "./node_graph.js";
 import { drawPlan, drawPlanPattern } from "./plan.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles, drawVerdict } from "./panels.js";
-import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
+import { above, parse, rangeOf, toCommunicator, toFleet, toHealth, toJob, toRank, withRange } from "./router.js";
 import { setSpan } from "./span.js";
 import { drawSteps, headline, stateLine, verdict } from "./steps.js";
 import { drawTimeline } from "./timeline.js";
@@ -20,6 +20,9 @@ const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0
 const VIEWS = { fleet: "fleet", job: "main", communicator: "communicator", rank: "rank", health: "health-view" };
 
 const go = (hash) => { location.hash = hash; };
+
+// Whether charts over time begin with the job.
+const isWhole = () => rangeOf(location.hash) === "job";
 
 // The view of the address; without one the only job's, else the fleet's.
 const routed = (overview) => {
@@ -37,7 +40,7 @@ const draw = () => {
   const name = route.job ?? state.job ?? overview.jobs[0]?.name;
   const job = overview.jobs.find((each) => each.name === name) ?? (route.job === undefined ? overview.jobs[0] ?? null : null);
   if (job !== null) state.job = job.name;
-  setSpan(Math.max(overview.window_begin_ns, job?.step?.since_ns ?? 0) / 1e6, overview.now_ns / 1e6);
+  setSpan((isWhole() && job !== null ? job.begin_ns : Math.max(overview.window_begin_ns, job?.begin_ns ?? 0)) / 1e6, overview.now_ns / 1e6);
   const missing = route.job !== undefined && job === null;
   for (const [view, id] of Object.entries(VIEWS)) byId(id).hidden = view !== route.view || missing || (isEmpty && view !== "health");
   byId("empty").hidden = !(missing || (isEmpty && route.view !== "health"));
@@ -99,11 +102,23 @@ const drawJob = (overview, job, open) => {
   drawFindings(byId("findings-list"), overview, overview.findings.filter((finding) => finding.job === job.name), verdict(overview, job));
   showFinding();
   drawVerdict(job);
-  const slowed = new Set(open.filter((finding) => finding.slows_groups).flatMap((finding) => finding.groups));
   drawCommunicators(job, new Set(open.flatMap((finding) => finding.groups)));
   drawMix(job, state.mix);
   drawAlignment(job);
-  drawBandwidth(overview, job, { slowed });
+  if (!isWhole()) drawBandwidth(overview, job, { slowed: slowedBy(open) });
+};
+
+// Communicators in whose bandwidth these findings show.
+const slowedBy = (findings) => new Set(findings.filter((finding) => finding.slows_groups).flatMap((finding) => finding.groups));
+
+// Bandwidth since the start of the job: its communicators with the courses of that time.
+const drawWholeBandwidth = (name, found) => {
+  const job = state.overview.jobs.find((each) => each.name === name);
+  if (job === undefined) return;
+  const course = new Map(found.communicators.map((each) => [each.alias, each]));
+  const communicators = job.communicators.filter((each) => course.has(each.alias)).map((each) => ({ ...each, ...course.get(each.alias) }));
+  const past = state.overview.findings.filter((finding) => finding.job === name);
+  drawBandwidth(found, { ...job, communicators }, { slowed: slowedBy(past) });
 };
 
 // What the event stream tells of a communicator or a rank: its findings, and its neighbours.
@@ -148,13 +163,14 @@ const drawTop = (overview, job, route) => {
   if (job === null) return;
   byId("to-job").href = toJob(job.name);
   picker.value = job.name;
+  for (const button of document.querySelectorAll("[data-range]")) button.setAttribute("aria-pressed", String((button.dataset.range === "job") === isWhole()));
   setText("level", job.level);
   setText("versions", job.versions.length ? `NCCL ${job.versions.join(", ")}` : "");
 };
 
 // Asks what the view needs beside the stream, when it opens.
 const askFor = (route, job) => {
-  const key = job === null ? route.view : JSON.stringify([route, job.name]);
+  const key = job === null ? route.view : JSON.stringify([route, job.name, isWhole()]);
   if (key === state.asked) return;
   state.asked = key;
   state.isPaused = false;
@@ -165,10 +181,12 @@ const askFor = (route, job) => {
   const timeline = (id, what, onLane, query) => ({ path: timelinePath(at, query), every: 3000, isPaused: () => state.isPaused, query, id, cards: [id],
     draw: (found) => drawTimeline(id, found, { what, onLane, onZoom: zoom }) });
   const toLane = (lane) => go(toRank(job.name, lane));
+  const range = `range=${rangeOf(location.hash)}`;
   if (route.view === "job") {
     ask([
       { path: `${at}/steps`, every: 5000, cards: ["steps"], draw: (found) => drawSteps(found, state.overview.findings.filter((finding) => finding.job === job.name)) },
-      { path: `${at}/lost-time`, every: 5000, cards: ["lost-time"], draw: (found) => drawLostTime("lost-time", job.name, found, go) },
+      ...(isWhole() ? [{ path: `${at}/bandwidth?${range}`, every: 5000, cards: ["bandwidth"], draw: (found) => drawWholeBandwidth(job.name, found) }] : []),
+      { path: `${at}/lost-time?${range}`, every: 5000, cards: ["lost-time"], draw: (found) => drawLostTime("lost-time", job.name, found, go) },
       { path: `${at}/plan`, every: 10_000, cards: ["plan"], draw: drawPlan },
       { path: `${at}/plan/pattern`, every: 10_000, cards: ["plan-expected"], draw: drawPlanPattern },
       { path: `${at}/layout`, every: 10_000, cards: ["layout"], draw: (found) => drawLayout(found, job.name, state.overview.findings.filter((finding) => finding.job === job.name && finding.until_ns === null)) },
@@ -180,16 +198,16 @@ const askFor = (route, job) => {
   } else if (route.view === "communicator") {
     const alias = encodeURIComponent(route.alias);
     ask([
-      { path: `${at}/communicators/${alias}`, every: 2000, cards: ["communicator-tiles", "series", "communicator-sizes", "communicator-ranks", "operations"], fail: (text) => drawMissing("communicator", text, suggestions(route.alias, state.overview.jobs.find((each) => each.name === job.name).communicators
+      { path: `${at}/communicators/${alias}?${range}`, every: 2000, cards: ["communicator-tiles", "series", "communicator-sizes", "communicator-ranks", "operations"], fail: (text) => drawMissing("communicator", text, suggestions(route.alias, state.overview.jobs.find((each) => each.name === job.name).communicators
           .map((each) => [each.alias, toCommunicator(job.name, each.alias)]))),
         draw: (found) => drawCommunicatorView(job, found) },
-      { path: `${at}/lost-time?communicator=${alias}`, every: 5000, cards: ["communicator-lost-time"], draw: (found) => drawLostTime("communicator-lost-time", job.name, found, go) },
+      { path: `${at}/lost-time?communicator=${alias}&${range}`, every: 5000, cards: ["communicator-lost-time"], draw: (found) => drawLostTime("communicator-lost-time", job.name, found, go, isWhole() ? "; as far as memory reaches" : "") },
       { path: `${at}/communicators/${alias}/collective`, every: 5000, cards: ["collective"], draw: drawCollective },
       keep(timeline("communicator-timeline", "communicator", toLane, `&communicator=${alias}`)),
     ]);
   } else {
     ask([
-      { path: `${at}/ranks/${route.rank}`, every: 2000, cards: ["rank-tiles", "rank-waits", "rank-groups"], fail: (text) => drawMissing("rank", text, suggestions("0", [["0", toRank(job.name, 0)], ...job.communicators.flatMap((each) => each.ranks.slice(-1)).sort((a, b) => b - a).slice(0, 1)
+      { path: `${at}/ranks/${route.rank}?${range}`, every: 2000, cards: ["rank-tiles", "rank-waits", "rank-groups"], fail: (text) => drawMissing("rank", text, suggestions("0", [["0", toRank(job.name, 0)], ...job.communicators.flatMap((each) => each.ranks.slice(-1)).sort((a, b) => b - a).slice(0, 1)
         .map((rank) => [String(rank), toRank(job.name, rank)])])), draw: (found) => drawRankView(job, found) },
       keep(timeline("rank-timeline", "rank", (alias) => go(toCommunicator(job.name, alias)), `&rank=${route.rank}`)),
     ]);
@@ -283,6 +301,12 @@ const find = (text) => {
   go(rank ? toRank(state.job, Number(rank[1])) : toCommunicator(state.job, asked.toLowerCase()));
 };
 
+// Has the charts over time cover the last minutes ("recent") or the whole job.
+const showRange = (range) => {
+  if (state.job === null || ["fleet", "health"].includes(state.route?.view)) return;
+  go(withRange(parse(location.hash) === null ? toJob(state.job) : location.hash, range));
+};
+
 const toggleTheme = () => document.dispatchEvent(new Event("toggletheme"));
 const showKeys = () => byId("help").showModal();
 
@@ -299,6 +323,7 @@ const KEYS = {
   h: () => go(toHealth()),
   t: toggleTheme,
   p: togglePause,
+  r: () => showRange(isWhole() ? "recent" : "job"),
   "?": showKeys,
   "/": () => byId("find").focus(),
   "[": () => document.querySelector(".view:not([hidden]) .step a[id$=before]:not([hidden])")?.click(),
@@ -337,12 +362,15 @@ for (const button of document.querySelectorAll("[data-mix]")) {
     draw();
   });
 }
-addEventListener("hashchange", () => {
+for (const button of document.querySelectorAll("[data-range]")) button.addEventListener("click", () => showRange(button.dataset.range));
+addEventListener("hashchange", (event) => {
   if (parse(location.hash) === null) return;
+  const before = withRange(new URL(event.oldURL).hash, "recent");
+  if (state.route !== null && before === withRange(location.hash, "recent")) return draw(); // another range of the same view
   state.route = null;
   state.shown = null;
   scrollTo(0, 0);
-  draw();
+  return draw();
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) draw(); });
 document.addEventListener("themechange", () => {

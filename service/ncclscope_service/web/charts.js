@@ -9,8 +9,8 @@ export const CONFIG = { displayModeBar: false, responsive: true, doubleClick: fa
 const FONT = "Inter, 'Segoe UI', system-ui, Roboto, Arial, sans-serif";
 
 // The middle of each bucket of an overview or detail, in ms since 1970: plotly draws dates in UTC.
-export const bucketTimes = (overview, count) =>
-  Array.from({ length: count }, (_, i) => overview.window_begin_ns / 1e6 + (i + 0.5) * overview.bucket_seconds * 1000);
+export const bucketTimes = (over, count) =>
+  Array.from({ length: count }, (_, i) => over.window_begin_ns / 1e6 + (i + 0.5) * over.bucket_seconds * 1000);
 
 export const layout = (extra) => ({
   paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: false,
@@ -19,7 +19,8 @@ export const layout = (extra) => ({
   ...extra,
 });
 
-export const drawBandwidth = (overview, job, { slowed }) => {
+// `over`: what the courses cover (an overview, or an answer with `window_begin_ns` and `bucket_seconds`).
+export const drawBandwidth = (over, job, { slowed }) => {
   const hasBandwidth = job.communicators.some((each) => each.busbw_history.some(isKnown));
   const field = hasBandwidth ? "busbw_history" : "bytes_history";
   const hasLimit = job.communicators.some((each) => isKnown(each.limit) && isWorthALine(each, field));
@@ -31,7 +32,7 @@ export const drawBandwidth = (overview, job, { slowed }) => {
     .filter((kind) => own(job, kind).some((each) => isWorthALine(each, field))).slice(0, 6);
   const parent = byId("bandwidth");
   if (kinds.length === 0) {
-    replace(parent, element("p", { class: "nothing" }, "Nothing in the last five minutes."));
+    replace(parent, element("p", { class: "nothing" }, "Nothing was recorded in this time."));
     return;
   }
   const keys = kinds.map((kind) => kind ?? "unknown").join();
@@ -41,7 +42,7 @@ export const drawBandwidth = (overview, job, { slowed }) => {
   }
   kinds.forEach((kind, position) => {
     const lines = own(job, kind).filter((each) => isWorthALine(each, field));
-    drawMultiple(parent.children[position], overview, kind, lines, field, slowed);
+    drawMultiple(parent.children[position], over, kind, lines, field, slowed);
   });
 };
 
@@ -58,13 +59,13 @@ const frame = () =>
     element("h3", {}, element("span", { class: "title" }), element("span", { class: "quiet about" }), element("span", { class: "quiet unit" })),
     element("div", { class: "plot" }));
 
-const drawMultiple = (parent, overview, kind, lines, field, slowed) => {
+const drawMultiple = (parent, over, kind, lines, field, slowed) => {
   const first = lines[0];
   parent.querySelector(".title").textContent = kind ?? "Kind not known";
   const sameMain = lines.every((each) => each.main_op === first.main_op && each.main_size_class === first.main_size_class);
   parent.querySelector(".about").textContent = `${lines.length === 1 ? "1 communicator" : `${lines.length} communicators`}`
     + (sameMain && first.main_op ? ` · ${first.main_op} ${sizeClass(first.main_size_class)}` : "");
-  const x = bucketTimes(overview, first[field].length);
+  const x = bucketTimes(over, first[field].length);
   const calm = colour("calm");
   const traces = lines.map((each) => {
     const isAlarmed = slowed.has(each.alias);

@@ -9,8 +9,8 @@ import { follow, timeAxis } from "./span.js";
 
 const WORTH_NAMING = 0.0025; // of a step
 
-// `id` is the card's: its map, `-note` and `-list`.
-export const drawLostTime = (id, job, view, go) => {
+// `id` is the card's: its map, `-note` and `-list`. `reach` is how far back it goes, if that is not the time of the charts.
+export const drawLostTime = (id, job, view, go, reach = "") => {
   const parent = document.getElementById(id);
   if (view.rows.length === 0) {
     setText(`${id}-note`, "");
@@ -19,9 +19,9 @@ export const drawLostTime = (id, job, view, go) => {
     return;
   }
   const what = view.by === "host" ? `the worst rank of each host${view.rows.length < view.rows_known ? `, ${view.rows.length} of ${view.rows_known} hosts` : ""}` : "time lost to a rank";
-  setText(`${id}-note`, `${what}, per ${view.per}, over what is usual`);
+  setText(`${id}-note`, `${what}, per ${view.per}, over what is usual${reach}`);
   const least = WORTH_NAMING * view.step_ns;
-  const top = Math.max(4 * least, ...view.rows.map((row) => row.now_ns)) / 1e6;
+  const top = Math.max(4 * least, ...view.rows.map((row) => Math.max(row.now_ns ?? 0, mostly(row.lost_us) * 1000))) / 1e6;
   const places = view.rows.map((_, place) => place);
   const isNew = !parent.querySelector(":scope > .plot");
   const plot = plotIn(parent);
@@ -44,6 +44,12 @@ export const drawLostTime = (id, job, view, go) => {
   plot.rows = view.rows;
   if (isNew) plot.on("plotly_click", (event) => go(toRank(job, plot.rows[event.points[0].y].worst_rank)));
   replace(document.getElementById(`${id}-list`), ...chains(view).map(({ first, rest }) => element("li", {}, ...sentence(job, first, view.per), ...rest.flatMap((each) => consequence(job, each)))));
+};
+
+// What nine of ten values do not exceed.
+const mostly = (values) => {
+  const known = values.filter(isKnown).sort((a, b) => a - b);
+  return known[Math.floor(known.length * 0.9)] ?? 0;
 };
 
 const nameOf = (view, row) => plain(view.by === "host" ? `rank ${row.worst_rank} of ${row.host ?? "an unknown host"}` : `rank ${row.worst_rank}${row.host === null ? "" : ` on ${row.host}`}`);

@@ -1,9 +1,10 @@
 // Which view the address names: #/ is the fleet, #/job/NAME a job, .../communicator/tp-0 and .../rank/37 one of its parts,
-// .../finding/KIND/RANKS a job with that finding opened, #/health ncclscope itself. Anything else (a skip link) names none.
+// .../finding/KIND/RANKS a job with that finding opened, #/health ncclscope itself. Anything else (a skip link) names none. Behind the views of a job
+// "?range=job" has the charts over time begin with the job.
 
 export const parse = (hash) => {
   if (!hash.startsWith("#/")) return null;
-  const parts = hash.slice(2).split("/").map(decode);
+  const parts = hash.slice(2).split("?")[0].split("/").map(decode);
   if (parts[0] === "") return { view: "fleet" };
   if (parts[0] === "health") return { view: "health" };
   if (parts[0] !== "job" || !parts[1]) return null;
@@ -24,11 +25,17 @@ const decode = (part) => {
 
 const part = (text) => encodeURIComponent(text);
 
+// What the charts over time cover: "recent", the last minutes, or "job".
+export const rangeOf = (hash) => (hash.endsWith("?range=job") ? "job" : "recent");
+export const withRange = (hash, range) => `${hash.split("?")[0]}${range === "job" ? "?range=job" : ""}`;
+// Views of a job keep the range from one to the next.
+const ranged = (hash) => withRange(hash, rangeOf(location.hash));
+
 export const toFleet = () => "#/";
 export const toHealth = () => "#/health";
-export const toJob = (job) => `#/job/${part(job)}`;
-export const toCommunicator = (job, alias) => `${toJob(job)}/communicator/${part(alias)}`;
-export const toRank = (job, rank) => `${toJob(job)}/rank/${rank}`;
+export const toJob = (job) => ranged(`#/job/${part(job)}`);
+export const toCommunicator = (job, alias) => ranged(`#/job/${part(job)}/communicator/${part(alias)}`);
+export const toRank = (job, rank) => ranged(`#/job/${part(job)}/rank/${rank}`);
 
 // The address of the view above this one.
 export const above = (route) =>

@@ -10,13 +10,17 @@ export const setSpan = (begin, end) => Object.assign(shown, { begin, end });
 
 export const span = () => shown;
 
-// Labels of times that fit beside each other on the width of a chart.
-const labels = (plot) => Math.max(2, Math.min(7, Math.floor((plot.clientWidth - 60) / 72)));
+// How times are written, and how many labels fit beside each other on the width of a chart.
+const format = () => {
+  const length = shown.end - shown.begin;
+  return length < 900_000 ? "%H:%M:%S" : length < 86_400_000 ? "%H:%M" : "%b %d %H:%M";
+};
+const labels = (plot) => Math.max(2, Math.min(7, Math.floor((plot.clientWidth - 60) / (format().startsWith("%b") ? 96 : 72))));
 
 // The axis of a chart over time. Times are UTC.
 export const timeAxis = (plot) => ({
   type: "date", range: [shown.begin, shown.end], fixedrange: true, zeroline: false, showgrid: false, ticks: "outside", ticklen: 3, nticks: labels(plot),
-  tickformat: shown.end - shown.begin < 900_000 ? "%H:%M:%S" : "%H:%M", tickangle: 0,
+  tickformat: format(), tickangle: 0,
   tickcolor: colour("line"), linecolor: colour("line"), showline: true, automargin: false, tickfont: { size: 10.5, color: colour("quiet") },
 });
 

@@ -4,7 +4,7 @@
 import { CONFIG, layout } from "./charts.js";
 import { byId, colour, nothingIn, plotIn, setText } from "./dom.js";
 import { age, amount, capitalised, clockTime, duration, isKnown, percent, timeOfDay, words } from "./format.js";
-import { follow, span } from "./span.js";
+import { follow, span, timeAxis } from "./span.js";
 
 // As many steps as detectors want of a job before they say that it is healthy.
 const ENOUGH_STEPS = 30;
@@ -107,12 +107,14 @@ export const drawSteps = (view, findings) => {
   const from = view.started_ns[0];
   const flags = findings.filter((finding) => finding.since_ns > from || finding.until_ns === null).slice(0, 12)
     .map((finding) => ({ kind: finding.kind, severity: finding.severity, at: new Date(Math.max(finding.since_ns, from) / 1e6).toISOString(), isRight: finding.since_ns > (from + last) / 2 }));
+  // Charts that begin with the job share the axis of this one.
+  const isShared = span().begin <= from / 1e6 + 1000;
   const below = span().begin > from / 1e6 + 1000 ? [{ type: "rect", x0: span().begin, x1: span().end, yref: "paper", y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: colour("accent-soft"), opacity: 0.6 }] : [];
   if (below.length) byId("steps-note").append("; shaded: the charts below");
   const plot = plotIn(parent);
   Plotly.react(plot, traces, layout({
     margin: { l: 46, r: 20, t: 20, b: 24 },
-    xaxis: { type: "date", range: [x[0], x.at(-1)], showgrid: false, tickformat: isShort ? "%H:%M:%S" : "%H:%M", tickfont: { size: 10.5 }, fixedrange: true, linecolor: colour("line"), showline: true },
+    xaxis: isShared ? timeAxis(plot) : { type: "date", range: [x[0], x.at(-1)], showgrid: false, tickformat: isShort ? "%H:%M:%S" : "%H:%M", tickfont: { size: 10.5 }, fixedrange: true, linecolor: colour("line"), showline: true },
     yaxis: { range: [Math.max(0, least - margin) * factor, (most + margin) * factor], zeroline: false, gridcolor: colour("line"), nticks: 4, ticksuffix: ` ${unit}`, tickfont: { size: 10.5 }, fixedrange: true },
     shapes: [...below, ...flags.map((finding) => ({ type: "line", x0: finding.at, x1: finding.at, yref: "paper", y0: 0, y1: 1,
       line: { dash: "2px,3px", width: 1.2, color: colour(finding.severity === "critical" ? "bad" : "warn") } }))],

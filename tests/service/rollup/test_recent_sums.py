@@ -7,18 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from service.simulated_batches import batches_by_job
+from service.simulated_batches import SECOND_NS, batches_by_job
 
+from ncclscope_service.columns.buckets import BUCKET_NS, Window, window_until
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.iterations import STEP_KEPT_NS
 from ncclscope_service.metrics.scrape import gather
 from ncclscope_service.metrics.series import ScrapeCache, SeriesBudget
 from ncclscope_service.pipeline import Pipeline
-from ncclscope_service.rollup.recent_sums import RecentSums
+from ncclscope_service.rollup.recent_sums import DURATION, WAIT, RecentSums, series_key
 from ncclscope_service.rollup.series import Tally
-from ncclscope_service.rollup.window import BUCKET_NS, BucketSpans, BucketSums, window_until
 from ncclscope_service.show.communicators import Waits
 from ncclscope_service.show.health import ServiceHealth
 from ncclscope_service.show.overview import Overview, make_overview
@@ -207,39 +205,66 @@ def test_an_operation_whose_state_changes_is_counted_in_the_new_one(
     assert run.shown() == run.shown(run.added_at_once())
 
 
-_WINDOW = window_until(1_000 * BUCKET_NS)
-_EVENTS = st.lists(
-    st.tuples(
-        st.integers(_WINDOW.begin_ns - 20 * BUCKET_NS, _WINDOW.end_ns + 20 * BUCKET_NS),
-        st.integers(0, 200),
-        st.integers(0, 10**12),
-    ),
-    max_size=40,
-)
+def _totals(run: _Run, sums: RecentSums, window: Window) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+    """Bytes by communicator, waits by member and bandwidth by series, by bucket."""
+    store = run.pipeline.store
+    communicators, members = np.arange(len(store.communicators)), np.arange(len(store.members))
+    series = store.series.rows
+    keys = series_key(series["communicator"], series["op"], series["size_class"])
+    return [
+        sums.bytes_by_bucket(window, communicators, communicators, len(communicators)),
+        *(sums.waits_by_bucket(of, window, members, members, len(members)) for of in (WAIT, DURATION)),
+        sums.bandwidth_by_bucket(window, keys, np.arange(len(keys)), len(keys)),
+    ]
 
 
-@settings(max_examples=40)
-@given(portions=st.lists(_EVENTS, max_size=3))
-def test_sums_by_bucket_are_those_of_all_events_in_the_window(portions: list[list[tuple[int, int, int]]]) -> None:
-    sums, spans = BucketSums(2), BucketSpans()
-    for portion in portions:
-        times, of, values = (
-            np.array(column, np.int64) for column in (zip(*portion, strict=True) if portion else ((),) * 3)
-        )
-        sums.add(times, of, values, np.ones(len(values), np.int64))
-        spans.add(times, of)
-        sums.keep(_WINDOW)
-        spans.keep(_WINDOW)
-    inside = [each for portion in portions for each in portion if _WINDOW.begin_ns <= each[0] < _WINDOW.end_ns]
-    expected = np.zeros((2, 201))
-    table = np.zeros((3, _WINDOW.buckets))
-    for time_ns, group, value in inside:
-        expected[:, group] += value, 1
-        table[group % 3, (time_ns - _WINDOW.begin_ns) // BUCKET_NS] += value
-    np.testing.assert_array_equal(sums.whole(_WINDOW, 201), expected)
-    groups = np.arange(201)
-    np.testing.assert_array_equal(sums.by_bucket(0, _WINDOW, groups, groups % 3, 3), table)
-    first, last = spans.within(_WINDOW, 201)
-    for group in range(201):
-        times_of = [time_ns for time_ns, of_group, _ in inside if of_group == group]
-        assert (first[group], last[group]) == (min(times_of), max(times_of)) if times_of else first[group] > last[group]
+@pytest.mark.parametrize("job", ["plain", "pipelined", "inspector", "logs only"])
+def test_a_job_keeps_its_sums_when_the_minutes_are_over_however_they_came(
+    job: str, batches_of: Callable[[str], list[Batch]]
+) -> None:
+    run = _Run(batches_of(job))
+    for batch in batches_of(job):
+        run.feed(batch)
+    run.pipeline.finish(run.now_ns)
+    store, began_ns, later_ns = run.pipeline.store, run.now_ns - 120 * SECOND_NS, run.now_ns + 1800 * SECOND_NS
+    store.job_histories.clear()
+    sums = RecentSums.of_store(store, run.now_ns, keeps_history=True)
+    of_job = store.job_histories["j"].window("j", began_ns, run.now_ns)
+    recent = _totals(run, sums, replace(of_job, job=None))
+    assert recent[0].sum() > 0
+    assert not store.job_histories["j"].bytes.begins()
+    for minute in range(40):
+        sums.process_window(run.now_ns + 60 * SECOND_NS * minute)
+    of_job = store.job_histories["j"].window("j", began_ns, later_ns)
+    assert of_job.bucket_ns == 2 * BUCKET_NS
+    passed_on = _totals(run, sums, of_job)
+    for before, after in zip(recent[:-1], passed_on[:-1], strict=True):
+        np.testing.assert_allclose(after.sum(axis=1), before.sum(axis=1))
+    series = store.collectives.rows[np.isfinite(store.collectives.rows["busbw"])]
+    assert np.isfinite(passed_on[-1]).any() == bool(len(series))
+    assert all(np.nan_to_num(each).sum() == 0 for each in _totals(run, sums, replace(of_job, job=None)))
+    kept = {name: history.window("j", began_ns, later_ns) for name, history in store.job_histories.items()}
+    store.job_histories.clear()
+    late = RecentSums.of_store(store, later_ns, keeps_history=True)
+    assert {name: history.window("j", began_ns, later_ns) for name, history in store.job_histories.items()} == kept
+    for at_once, after in zip(_totals(run, late, of_job), passed_on, strict=True):
+        np.testing.assert_allclose(at_once, after)
+
+
+def test_what_lasts_outlives_a_restart_and_goes_with_its_job(batches_of: Callable[[str], list[Batch]]) -> None:
+    run = _Run(batches_of("plain"))
+    for batch in batches_of("plain"):
+        run.feed(batch)
+    run.pipeline.process_backlog(run.now_ns + 1800 * SECOND_NS)
+    histories = run.pipeline.store.job_histories
+    assert histories["j"].bytes.begins()
+    assert histories["j"].lost_time.begins()
+    restored = Pipeline.restore(run.pipeline.snapshot())
+    assert restored.store.job_histories == histories
+    for day in (1, 2, 3, 4):
+        now_ns = run.now_ns + day * 86_400 * SECOND_NS
+        restored.process_backlog(now_ns)
+        while len(leaving := restored.evictable(now_ns)):
+            restored.evict(leaving, now_ns)
+        restored.evict(leaving, now_ns)
+    assert "j" not in restored.store.job_histories

@@ -397,3 +397,41 @@ async def test_only_who_may_write_marks_findings_and_a_named_token_says_who_it_w
         assert answer.status_code == 200
         headers = {"Authorization": f"Bearer {'w' * 16}", "Sec-Fetch-Site": "cross-site"}
         assert (await client.post("/api/findings/mark", json=body, headers=headers)).status_code == 403
+
+
+async def test_courses_cover_the_last_minutes_or_the_job_since_its_start() -> None:
+    async with client_of(small_service()) as client:
+        (job,) = (await client.get("/api/overview")).json()["jobs"]
+        at = f"/api/jobs/{fake.JOB}"
+        began_ns = (await client.get(f"{at}/steps")).json()["started_ns"][0]
+        assert job["begin_ns"] == began_ns, "charts begin where the steps do"
+        recent = (await client.get(f"{at}/bandwidth")).json()
+        assert recent == (await client.get(f"{at}/bandwidth?range=recent")).json()
+        courses = {each["alias"]: each for each in recent["communicators"]}
+        for each in job["communicators"]:
+            assert courses[each["alias"]]["busbw_history"] == each["busbw_history"]
+            assert courses[each["alias"]]["bytes_history"] == each["bytes_history"]
+        whole = (await client.get(f"{at}/bandwidth?range=job")).json()
+        assert whole["window_begin_ns"] <= began_ns < whole["window_begin_ns"] + whole["bucket_seconds"] * 1e9
+        detail = (await client.get(f"{at}/communicators/tp-0?range=job")).json()
+        rank = (await client.get(f"{at}/ranks/5?range=job")).json()
+        (tp,) = (each for each in whole["communicators"] if each["alias"] == "tp-0")
+        for found, history in (
+            (whole, tp["busbw_history"]),
+            (detail, detail["summary"]["busbw_history"]),
+            (detail, detail["series"][0]["busbw_history"]),
+            (rank, rank["wait_history"]),
+        ):
+            assert (found["window_begin_ns"], found["bucket_seconds"]) == (whole["window_begin_ns"], 10.0)
+            assert len(history) <= 256
+            assert found["window_begin_ns"] + len(history) * 10 * fake.SECOND > fake.NOW_NS
+            assert sum(each is not None for each in history[:150]) == 150, "all that was before the window"
+        assert detail["summary"]["busbw_history"] == tp["busbw_history"] == detail["series"][0]["busbw_history"]
+        assert detail["summary"]["wait_ratio"] == job["communicators"][1]["wait_ratio"], "now stays now"
+        lost = (await client.get(f"{at}/lost-time?range=job")).json()
+        assert lost["begin_ns"] <= began_ns < lost["begin_ns"] + lost["column_ns"]
+        worst = max(lost["rows"], key=lambda row: max(row["lost_us"][:60], key=lambda each: each or 0))
+        assert worst["ranks"] == [2]
+        assert max(each or 0 for each in worst["lost_us"]) == 6000
+        refused = await client.get(f"{at}/bandwidth?range=week")
+        assert (refused.status_code, refused.json()) == (400, {"error": "range must be recent or job, not 'week'"})

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from service import fake_service as fake
 
+from ncclscope_service.columns.buckets import BUCKET_NS
+from ncclscope_service.detect.lost_time_history import LostTimeHistory
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.serve.routes import to_json
 from ncclscope_service.show.details import query_job
 from ncclscope_service.show.lost_time import MAX_COLUMNS, MAX_ROWS, LostTimeView, lost_time_view
+from ncclscope_service.store.job_history import LOST, STEPS
 from ncclscope_service.store.records import Communicator, Identity, Member, Process
 from ncclscope_service.store.rows import COLLECTIVE
 from ncclscope_service.store.tables import Store
@@ -70,7 +73,7 @@ class _Job:
         return lost_time_view(asked, None if only is None else asked.communicator(only))
 
     def now_ms(self) -> dict[int, float]:
-        return {row.worst_rank: row.now_ns / _MS for row in self.view().rows}
+        return {row.worst_rank: (row.now_ns or 0) / _MS for row in self.view().rows}
 
 
 def healthy(*others: tuple[str, tuple[int, ...]]) -> _Job:
@@ -178,7 +181,7 @@ def test_many_ranks_are_shown_by_host_with_the_worst_of_each() -> None:
     assert asked is not None
     view = lost_time_view(asked)
     assert (view.by, view.rows_known, len(view.rows)) == ("host", 16, 16)
-    worst = max(view.rows, key=lambda row: row.now_ns)
+    worst = max(view.rows, key=lambda row: row.now_ns or 0)
     assert (worst.host, worst.worst_rank, len(worst.ranks)) == ("gpu-node04", 37, 8)
     assert view.holdups[0].rank == 37
 
@@ -196,3 +199,92 @@ def test_four_thousand_ranks_are_a_small_map_soon() -> None:
     assert (len(view.rows), view.rows_known) == (MAX_ROWS, 512)
     assert all(len(row.lost_us) <= MAX_COLUMNS for row in view.rows)
     assert len(body) < 100_000
+
+
+def _whole(job: _Job, *, after_steps: int = _STEPS) -> LostTimeView:
+    asked = query_job(job.store, Aliases(), "job", after_steps * _STEP_NS)
+    assert asked is not None
+    return lost_time_view(asked.over_the_whole_job())
+
+
+def _mean_us(view: LostTimeView, rank: int) -> list[int | None]:
+    (row,) = (row for row in view.rows if row.ranks == (rank,))
+    return list(row.lost_us)
+
+
+def test_the_whole_job_is_shown_when_its_collectives_have_left_memory() -> None:
+    job = healthy().add(0, 1, 4.0)
+    history, table = LostTimeHistory(), job.store.collectives
+    history.ingest(table.rows.take(np.arange(len(table))), 0)
+    history.process(job.store, "job", 0, _STEP_NS, final=True)
+    table.drop_before(table.next_id)
+    view = _whole(job, after_steps=3 * _STEPS)
+    assert view.begin_ns == 0
+    assert view.column_ns == BUCKET_NS
+    filled = -(-_STEPS * _STEP_NS // BUCKET_NS)
+    assert _mean_us(view, 1) == [4000] * filled + [None] * (len(_mean_us(view, 1)) - filled)
+    assert set(_mean_us(view, 0)[:filled]) == {0}
+    assert [row.now_ns for row in view.rows] == [None] * 4
+    assert view.holdups == ()
+    assert job.view().rows == (), "memory holds nothing"
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 7, _STEPS])
+def test_what_is_kept_and_what_is_in_memory_make_one_map_in_whatever_portions_it_came(at_once: int) -> None:
+    job = healthy().add(0, 1, 4.0, steps=range(20, _STEPS))
+    expected = [_mean_us(_whole(job), rank) for rank in range(4)]
+    assert expected[1][:4] == [0, 1667, 4000, 4000], "5 of the 12 steps of the second five seconds"
+    history, table = LostTimeHistory(), job.store.collectives
+    rows = table.rows.take(np.arange(len(table)))
+    steps = rows["end_true_ns"] // _STEP_NS
+    for step in range(0, _STEPS, at_once):
+        history.ingest(rows[(steps >= step) & (steps < step + at_once)], step * _STEP_NS)
+        history.process(job.store, "job", (step + at_once) * _STEP_NS, _STEP_NS, final=False)
+    kept = job.store.job_histories["job"]
+    assert 0 < kept.lost_until_ns < (_STEPS - 1) * _STEP_NS, "the last steps may still grow"
+    assert kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))[STEPS].min() > 0
+    assert [_mean_us(_whole(job), rank) for rank in range(4)] == expected
+    history.process(job.store, "job", (_STEPS + 1000) * _STEP_NS, _STEP_NS, final=False)
+    whole = kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))
+    assert whole[STEPS].tolist() == [_STEPS] * 4, "nothing came for a minute: the last steps have ended"
+    assert whole[LOST].tolist() == [0, 40 * 4 * _MS, 0, 0]
+
+
+def test_steps_that_come_late_are_added_and_parts_of_steps_are_not() -> None:
+    job = healthy()
+    history, table = LostTimeHistory(), job.store.collectives
+    rows = table.rows.take(np.arange(len(table)))
+    steps = rows["end_true_ns"] // _STEP_NS
+    late = (steps >= 10) & (steps < 14)
+    part = (steps == 30) & (rows["last_rank"] == 0)
+    for given in (rows[~late & ~part], np.concatenate([rows[late], rows[part]])):
+        history.ingest(given, 0)
+        history.process(job.store, "job", 0, _STEP_NS, final=True)
+    kept = job.store.job_histories["job"]
+    counted = kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))[STEPS]
+    assert set(counted.tolist()) == {_STEPS - 1}
+
+
+def test_without_the_length_of_a_step_it_is_per_second_until_that_is_known() -> None:
+    job = healthy().add(0, 1, 4.0)
+    history, table = LostTimeHistory(), job.store.collectives
+    rows = table.rows.take(np.arange(len(table)))
+    is_first = rows["end_true_ns"] < 10 * 10**9
+    history.ingest(rows[is_first], 0)
+    history.process(job.store, "job", 0, None, final=True)
+    kept = job.store.job_histories["job"]
+    flags = [kept.is_lost_per_step]
+    assert 0 < kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))[STEPS].min() <= 10
+    history.ingest(rows[~is_first], 0)
+    history.process(job.store, "job", 0, _STEP_NS, final=True)
+    flags.append(kept.is_lost_per_step)
+    assert flags == [False, True]
+    counted = kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))[STEPS]
+    assert counted.tolist() == [_STEPS - 25] * 4
+
+
+def test_of_one_communicator_the_map_reaches_as_far_as_memory() -> None:
+    job = healthy().add(0, 1, 4.0)
+    asked = query_job(job.store, Aliases(), "job", _STEPS * _STEP_NS)
+    assert asked is not None
+    assert lost_time_view(asked.over_the_whole_job(), asked.communicator("tp-0")) == job.view("tp-0")

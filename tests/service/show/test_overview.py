@@ -10,9 +10,9 @@ import orjson
 import pytest
 from service import fake_service as fake
 
+from ncclscope_service.columns.buckets import window_until
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.rollup.recent_sums import RecentSums
-from ncclscope_service.rollup.window import window_until
 from ncclscope_service.serve.routes import to_json
 from ncclscope_service.show.communicators import MAX_SHOWN, RankWaits, Waits
 from ncclscope_service.show.health import ServiceHealth

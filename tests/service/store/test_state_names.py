@@ -80,6 +80,9 @@ def _names_today(batches_of: Callable[[str], list[Batch]]) -> str:
             advanced(pipeline, batches[begin : begin + 2], since=begin)
             for name, attributes in _names_in(pipeline).items():
                 found.setdefault(name, set()).update(attributes)
+        pipeline.finish((len(batches) + 1) * SECOND_NS)
+        for name, attributes in _names_in(pipeline).items():
+            found.setdefault(name, set()).update(attributes)
     return _written(found)
 
 
