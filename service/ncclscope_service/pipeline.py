@@ -39,6 +39,7 @@ from ncclscope_service.store import state
 from ncclscope_service.store.errors import InternalErrors
 from ncclscope_service.store.retention import Retention, Watermarks
 from ncclscope_service.store.settings import (
+    DUE_SHARE,
     EVICTED_AT_ONCE,
     GIVE_UP_SHARE,
     LOOKS_EVERY_NS,
@@ -275,9 +276,11 @@ class Pipeline:
 
     @property
     def is_full(self) -> bool:
-        """Whether memory is full and `process_backlog` can free some of it: nothing should be ingested now."""
-        held = (1 + GIVE_UP_SHARE) * self.settings.held_operations
-        most = held + (1 + WAITED_WINDOWS) * self.settings.window_operations
+        """Whether nothing should be ingested now: much waits to be aligned, or memory is full that can be freed."""
+        held = self.settings.held_operations
+        if self._alignment.due_operations() >= DUE_SHARE * held:
+            return True
+        most = (1 + GIVE_UP_SHARE) * held + (1 + WAITED_WINDOWS) * self.settings.window_operations
         return len(self.store.operations) >= most and self.has_backlog
 
     @property

@@ -260,6 +260,31 @@ def test_ranks_are_waited_for_less_long_where_a_window_of_operations_comes_soone
         assert is_finished == (second > 10)  # a window came after the first by then, and so they had `settle_ns`
 
 
+def test_lines_that_come_long_behind_their_captures_are_not_given_up_for_others_in_the_queue() -> None:
+    service = _Service(PipelineSettings(held_operations=320, aligned_at_once=1, hold_ns=1000 * _SECOND))
+    ranks = [[rank_batches(rank, range(40 * part, 40 * part + 40), pid=10 + rank, size=4) for part in range(12)]
+             for rank in range(4)]  # fmt: skip
+    for parts in ranks:
+        service.feed(parts[0][0], *(export for _, export in parts))
+    now_ns = 0
+    service.pipeline.process_backlog(now_ns)
+    while service.pipeline.has_backlog:
+        service.pipeline.process_backlog(now_ns)
+    for part in range(1, 12):
+        for parts in ranks:
+            while service.pipeline.is_full:
+                now_ns += _SECOND
+                service.pipeline.process_backlog(now_ns)
+            service.feed(parts[part][0])
+        now_ns += _SECOND
+        service.pipeline.process_backlog(now_ns)
+    service.pipeline.finish(now_ns)
+    assert service.store.skipped["held_too_many"] == 0
+    rows = service.store.operations.rows
+    assert (rows["match"] == Match.MATCHED).all()
+    assert (rows["start_ns"] - rows["logged_at_ns"] == 20_000).all()
+
+
 def test_memory_is_full_only_while_something_can_be_let_go() -> None:
     settings = PipelineSettings(held_operations=80, window_operations=5, aligned_at_once=1, hold_ns=1000 * _SECOND)
     service = _Service(settings)

@@ -51,7 +51,7 @@ class LinkSettings:
     credentials: Credentials = field(default_factory=Credentials)
     connect_seconds: float = 10.0
     heartbeat_seconds: float = 1.0
-    silence_seconds: float = 10.0
+    silence_seconds: float = 20.0
     """After so long without a word the connection is given up, at the next heartbeat."""
     first_retry_seconds: float = 0.25
     last_retry_seconds: float = 15.0

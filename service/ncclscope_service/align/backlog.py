@@ -142,6 +142,15 @@ class AlignmentBacklog:
         """Processes that have something to align."""
         return len(self._queue)
 
+    def queued(self) -> NDArray[np.int64]:
+        """Processes that have something to align, those that have waited longest first."""
+        return np.fromiter(self._queue, np.int64, len(self._queue))
+
+    def due_operations(self) -> int:
+        """Operations that could be aligned at once: of processes that queue."""
+        queued = self.queued()
+        return int(self._amounts[queued[queued < len(self._amounts)]].sum())
+
     def append_operations(self, operations: Ids) -> None:
         """Operations that were numbered, in the order in which they came."""
         self._new.append(operations)
@@ -163,6 +172,11 @@ class AlignmentBacklog:
         for process in processes.values():
             self._of_process(process).append_capture(capture)
             self._captured.append((process, capture.end_ns))
+
+    def queue(self, processes: Iterable[int]) -> None:
+        """Operations of these processes can be aligned now: their captures came before them."""
+        for process in processes:
+            self._of_process(process)
 
     def end(self, processes: Iterable[int]) -> None:
         """Nothing more will come of these processes."""
@@ -196,8 +210,8 @@ class AlignmentBacklog:
     def drain_portions(self, now_ns: int, *, before: int, most: int | None) -> list[Portion]:
         """Portions to be aligned now, with all operations that wait of each process.
 
-        A process is due if something of it was captured, if it has ended, or if an operation of it has waited for long
-        or has an id below `before`.
+        A process is due if something of it was captured, if it was queued or has ended, or if an operation of it has
+        waited for long or has an id below `before`.
 
         As many processes as it takes for the work of `most` kernels, and at least one; None: all of them.
         """

@@ -58,15 +58,22 @@ class Liveness:
     idle_ns: int
     _last_seen: dict[int, _LastSeen] = field(default_factory=dict[int, _LastSeen])
 
-    def observe_operations(self, rows: Columns, now_ns: int) -> None:
-        """Operations (process, logged_at_ns, observed_at_ns of rows.OPERATION) that came by `now_ns`."""
+    def observe_operations(self, rows: Columns, now_ns: int) -> list[int]:
+        """Operations (process, logged_at_ns, observed_at_ns of rows.OPERATION) that came by `now_ns`.
+
+        Gives those of their processes whose captures reach past them: no capture that is to come has their kernels.
+        """
         times = np.where(rows["logged_at_ns"] == NO_TIME_NS, rows["observed_at_ns"], rows["logged_at_ns"])
         processes, inverse = distinct(rows["process"])
         newest = np.full(len(processes), NO_TIME_NS, np.int64)
         np.maximum.at(newest, inverse, times)
+        covered: list[int] = []
         for process, newest_ns in zip(processes.tolist(), newest.tolist(), strict=True):
             seen = self._observe(process, now_ns)
             seen.last_line_ns = max(seen.last_line_ns, newest_ns)
+            if seen.is_covered():
+                covered.append(process)
+        return covered
 
     def observe_capture(self, process: int, end_ns: int, now_ns: int) -> None:
         """A capture of a process up to `end_ns` of its host's clock."""
@@ -139,6 +146,10 @@ class AlignmentStage:
         """Kernels and calls that came and were not aligned yet."""
         return self._backlog.rows
 
+    def due_operations(self) -> int:
+        """Operations that could be aligned at once, and wait for their turn."""
+        return self._backlog.due_operations()
+
     def ingest_operations(self, operations: Ids) -> None:
         """Operations that were stored, in order of arrival."""
         self._backlog.append_operations(operations)
@@ -179,10 +190,11 @@ class AlignmentStage:
         for portion in portions:
             self._alignment.ingest_portion(portion)
         ended = [each.process for each in portions if each.has_ended and self._liveness.has_ended(each.process)]
-        decided = [
-            self._alignment.give_up(each.process, self._given_up) for each in portions if each.gives_up and not final
-        ]
-        decided.append(self._alignment.align_ready(final=final, ended=ended))
+        decided = [self._alignment.align_ready(final=final, ended=ended)]
+        if not final and any(each.gives_up for each in portions):
+            # Only now: those whose kernels are there have them.
+            decided += [self._alignment.give_up(each.process, self._given_up) for each in portions if each.gives_up]
+            decided.append(self._alignment.align_ready())
         lost = self._alignment.drain_lost()
         decided += [operations for _, operations in lost]
         return Aligned(
@@ -203,7 +215,7 @@ class AlignmentStage:
     def _observe_arrivals(self, now_ns: int) -> None:
         for operations in self._backlog.drain_new(self._store, now_ns):
             new = self._store.operations.take(operations, "process", "logged_at_ns", "observed_at_ns")
-            self._liveness.observe_operations(new, now_ns)
+            self._backlog.queue(self._liveness.observe_operations(new, now_ns))
             self._retention.observe(distinct_values(new["process"]))
         for process, end_ns in self._backlog.drain_captured():
             self._liveness.observe_capture(process, end_ns, now_ns)
@@ -226,10 +238,11 @@ class AlignmentStage:
         return self._given_up
 
     def _count_held_too_many(self, operations: Ids) -> None:
-        """Counts those of these operations that wait for a further capture of their process."""
+        """Counts those of these operations that wait for a further capture of their process, and not for their turn."""
         table = self._store.operations
         rows = table.take(operations[operations >= table.first], "process", "match")
         was_captured = np.zeros(len(self._store.processes), np.bool_)
         was_captured[sorted(self._alignment.captured())] = True
+        was_captured[self._backlog.queued()] = False
         lost = was_captured[rows["process"]] & (rows["match"] == Match.PENDING)
         self._store.skipped.update({_HELD_TOO_MANY: int(np.count_nonzero(lost))})

@@ -65,6 +65,8 @@ _SHIFT: Final = 44
 _APART: Final = -2
 """Device of templates of lost lines, which come out of order: no period of a rank's calls is learnt from them."""
 _BY_KERNEL: Final = "kernel"
+_WHOLE: Final = np.iinfo(np.int64).max
+_LOOKED_AT_ONCE: Final = 65_536
 
 
 class LostLines:
@@ -87,6 +89,8 @@ class LostLines:
         self._free: Ids = np.empty(0, np.int64)
         """Kernels that no line is of, so far."""
         self._next_kernel = 0
+        self._decided_before = 0
+        """All operations before this one are decided."""
         self._unsized: set[int] = set()
         self._templates: dict[tuple[int, ...], int] = {}
 
@@ -98,7 +102,7 @@ class LostLines:
         """
         new, others = self._collectives(decided)
         new = row_ops.concat([self._held[self._held["id"] >= self._store.operations.first], new])
-        first_pending = self._first_pending()
+        first_pending = self._first_pending(new["member"])
         is_ready = new["coll_seq"] < first_pending[new["member"]]
         new, self._held = new[is_ready], new[~is_ready]
         if not len(new):
@@ -114,7 +118,7 @@ class LostLines:
         if shift.any():
             table.rows.put("coll_seq", at, new["coll_seq"] + shift)
             table.rows.put("number_state", at[shift != 0], NumberState.HEALED)
-        is_whole = first_pending == np.iinfo(np.int64).max
+        is_whole = first_pending == _WHOLE
         over = [
             member
             for member in self._with_kernels_behind(rows, keys)
@@ -147,15 +151,27 @@ class LostLines:
         new["is_hole"] = (new["kernel"] == NO_NUMBER) & (rows["match"] != Match.NO_KERNEL) & ~new["is_stray"]
         return new, decided[~is_collective]
 
-    def _first_pending(self) -> NDArray[np.int64]:
-        """By member: the count of its first line that is not decided; a larger one than any if all are."""
+    def _first_pending(self, members: NDArray[np.int32]) -> NDArray[np.int64]:
+        """By member: the count of its first line that is not decided; a larger one than any if all are.
+
+        True of `members`. Found from the oldest line on: millions may wait for a capture behind those that tell it.
+        """
         table = self._store.operations
-        first = np.full(len(self._store.members), np.iinfo(np.int64).max)
-        pending = np.flatnonzero(table.rows["match"] == Match.PENDING)[::-1]
-        numbers = table.rows.values("coll_seq", pending)
-        is_collective = numbers != NO_NUMBER
-        # Of several that are written to one place the last stays, which is the first of the member.
-        first[table.rows["member"][pending[is_collective]]] = numbers[is_collective]
+        match, first = table.rows["match"], np.full(len(self._store.members), _WHOLE)
+        is_sought = np.zeros(len(first), np.bool_)
+        is_sought[members] = True
+        begin = max(0, self._decided_before - table.first)
+        while begin < len(match) and is_sought.any():
+            end = min(len(match), begin + _LOOKED_AT_ONCE)
+            pending = begin + np.flatnonzero(match[begin:end] == Match.PENDING)
+            if not len(pending) and begin + table.first <= self._decided_before:
+                self._decided_before = table.first + end
+            numbers, own = table.rows.values("coll_seq", pending), table.rows["member"][pending]
+            chosen = np.flatnonzero((numbers != NO_NUMBER) & (first[own] == _WHOLE))[::-1]
+            # Of several that are written to one place the last stays, which is the first of the member.
+            first[own[chosen]] = numbers[chosen]
+            is_sought[own[chosen]] = False
+            begin = end
         return first
 
     def _grow(self) -> None:

@@ -42,6 +42,9 @@ GIVE_UP_EVERY_NS: Final = 30 * SECOND_NS
 GIVE_UP_SHARE: Final = 0.25
 """How often operations stop waiting for a capture; and earlier, if so large a share more than may wait has come. All
 aligners have to be asked for that, which have nothing to do otherwise."""
+DUE_SHARE: Final = 0.5
+"""Of the operations that may wait for a capture: if so many could be aligned and wait for their turn, nothing more is
+ingested. Else those whose captures are there would be given up, and others be paired with their kernels."""
 PAUSE_PER_MEMBER_NS: Final = 100_000
 """Least time between two assignments of ranks and parallelism, for each member: they take some 10 us for each."""
 LONGEST_PAUSE_NS: Final = 2 * SECOND_NS

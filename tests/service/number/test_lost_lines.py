@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.alignment.lost_lines import Followed, Loss, Tally, follow, tally, true_operations
 
+from ncclscope_service.number import lost_lines
 from ncclscope_service.store.rows import Match, NumberState
 from ncclscope_simulator import SimulationConfig, write
 
@@ -78,3 +79,15 @@ def test_which_line_is_of_a_kernel_may_be_a_guess_but_not_its_number(tmp_path: P
     assert np.count_nonzero(states == NumberState.LAUNCHED) > 0
     assert counted.mispaired > 0
     assert counted.wrong == 0
+
+
+@pytest.mark.parametrize("stamps", [True, False])
+def test_lines_that_are_not_decided_are_found_a_stretch_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamps: bool
+) -> None:
+    settings: dict[str, Any] = {"capture": "duty:0.4", "iterations": 16}
+    _, at_once = _followed(tmp_path / "at once", 0.05, "tensors", stamps=stamps, **settings)
+    monkeypatch.setattr(lost_lines, "_LOOKED_AT_ONCE", 13)
+    _, in_stretches = _followed(tmp_path / "in stretches", 0.05, "tensors", stamps=stamps, **settings)
+    assert at_once.measured > 0
+    assert in_stretches == at_once
