@@ -100,7 +100,9 @@ def test_a_pipe_that_takes_the_place_of_an_export_ends_with_the_reader(tmp_path:
     """Between the look at the file and SQLite's opening it."""
     os.mkfifo(tmp_path / "pipe.sqlite")
     source = Source(kind=SourceKind.NSYS, name="pipe", key="k")
-    read = ExportReader(ReaderLimits(cpu_seconds=1)).read(tmp_path / "pipe.sqlite", source=source, host="h", begin=0, limits=ExportLimits())
+    read = ExportReader(ReaderLimits(cpu_seconds=1)).read(
+        tmp_path / "pipe.sqlite", source=source, host="h", begin=0, limits=ExportLimits()
+    )
     with pytest.raises(SourceError, match="not a plain file"):
         next(read)
 
