@@ -241,8 +241,8 @@ class AlignmentStage:
         """Counts those of these operations that wait for a further capture of their process, and not for their turn."""
         table = self._store.operations
         rows = table.take(operations[operations >= table.first], "process", "match")
-        was_captured = np.zeros(len(self._store.processes), np.bool_)
-        was_captured[sorted(self._alignment.captured())] = True
-        was_captured[self._backlog.queued()] = False
-        lost = was_captured[rows["process"]] & (rows["match"] == Match.PENDING)
+        waits_for_capture = np.zeros(len(self._store.processes), np.bool_)
+        waits_for_capture[sorted(self._alignment.captured())] = True
+        waits_for_capture[self._backlog.queued()] = False
+        lost = waits_for_capture[rows["process"]] & (rows["match"] == Match.PENDING)
         self._store.skipped.update({_HELD_TOO_MANY: int(np.count_nonzero(lost))})

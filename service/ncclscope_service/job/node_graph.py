@@ -65,7 +65,7 @@ class GraphLink:
     rates: tuple[int | None, int | None]
     """Bytes per second from the first to the second and back, as NCCL takes them; None if that way was not printed."""
     bytes: tuple[int, int]
-    """What went that way and back."""
+    """Sent that way, and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class NodeGraph:
     ranks_without_gpu: tuple[int, ...]
     """Global ranks on these hosts of which no line says which GPU of the graph is theirs; their bytes are left out."""
     bytes_without_way: int
-    """What was sent between GPUs, or out of the machine, where the graph has no way for it: no port, no NVSwitch."""
+    """Sent between GPUs, or out of the machine, where the graph has no way for it: no port, no NVSwitch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class SeatedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatedMachines:
-    """What there is to draw of a job, and what not."""
+    """The machines of a job that can be drawn, and the hosts that cannot."""
 
     machines: tuple[SeatedMachine, ...]
     kinds: int
@@ -138,7 +138,7 @@ class Sent:
     pairs: Links = field(default_factory=Counter)
     """From and to, one of them OUTSIDE where it is not on the machine."""
     into_nvswitch: Counter[int] = field(default_factory=Counter)
-    """What GPUs put into a switch that reduces or multicasts."""
+    """By global rank: bytes into a switch that reduces or multicasts."""
 
     def add(self, sender: int, receiver: int | None, way: Way, amount: int) -> None:
         """Adds what a rank sent to another, or (None) into a switch."""

@@ -276,8 +276,8 @@ class CommunicatorViews:
             if main is None or is_small
             else expected_bandwidth(float(main["baseline"]), best, float(main["limit"])),
             wait_ratio=four_digits(self._recent.wait_ratio[index]),
-            busbw_history=tuple(four_digits(value) for value in self._recent.busbw[index].tolist()),
-            bytes_history=tuple(four_digits(value) for value in self._recent.bytes_per_second[index].tolist()),
+            busbw_history=four_digits_each(self._recent.busbw[index]),
+            bytes_history=four_digits_each(self._recent.bytes_per_second[index]),
         )
 
 
@@ -323,6 +323,11 @@ def expected_bandwidth(own: float, of_kind: float, limit: float) -> float | None
 def four_digits(value: float) -> float | None:
     """A number to four digits, which is what a screen can show; None for NaN."""
     return None if math.isnan(value) else float(f"{value:.4g}")
+
+
+def four_digits_each(values: Floats) -> tuple[float | None, ...]:
+    """A course of numbers, each to four digits."""
+    return tuple(map(four_digits, values.tolist()))
 
 
 def size_class_name(size_class: int) -> str:

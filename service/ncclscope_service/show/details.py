@@ -28,6 +28,7 @@ from ncclscope_service.show.communicators import (
     bytes_of_communicators,
     expected_bandwidth,
     four_digits,
+    four_digits_each,
     most_telling,
     named_by_findings,
     recent_of_communicators,
@@ -244,8 +245,8 @@ def bandwidth_view(query: JobQuery) -> BandwidthView:
         communicators=tuple(
             BandwidthOfCommunicator(
                 alias=query.aliases[each.index],
-                busbw_history=tuple(four_digits(value) for value in recent.busbw[each.index].tolist()),
-                bytes_history=tuple(four_digits(value) for value in recent.bytes_per_second[each.index].tolist()),
+                busbw_history=four_digits_each(recent.busbw[each.index]),
+                bytes_history=four_digits_each(recent.bytes_per_second[each.index]),
             )
             for each in most_telling(own, bytes_of_communicators(store), named_by_findings(store))
         ),
@@ -472,7 +473,7 @@ def rank_detail(query: JobQuery, rank: int, now_ns: int) -> RankDetail | None:
         median_wait_ratio=four_digits(float(np.median(waits.mean_ratio))) if len(waits.ranks) else None,
         place=int((waits.mean_ratio < ratio).sum()) + 1 if len(position) else None,
         ranks_known=len(waits.ranks),
-        wait_history=tuple(four_digits(value) for value in own.tolist()),
+        wait_history=four_digits_each(own),
         median_wait_history=tuple(four_digits(_median(column)) for column in courses.by_bucket.T),
     )
 

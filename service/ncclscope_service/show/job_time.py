@@ -1,4 +1,4 @@
-"""What charts over the whole time of a job cover."""
+"""The time that charts over a whole job cover: from its first step, or the first that is known of it, to now."""
 
 from __future__ import annotations
 

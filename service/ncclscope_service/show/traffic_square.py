@@ -70,7 +70,7 @@ def traffic_view(given: TrafficInput) -> TrafficView:
 
 
 def summed(given: TrafficInput) -> TrafficSums:
-    """What the calls put on the links, from place to place."""
+    """Bytes that the calls send from place to place."""
     sums = TrafficSums(max(1, len(given.places.names)))
     for each in given.calls:
         add_calls(sums, 0, int(given.places.of_member[each.member]), each.calls, *given.seats[each.member])

@@ -1,4 +1,4 @@
-"""What the charts of a job show of its whole time, in a bounded number of buckets of time.
+"""The history of a job for its charts: sums since its start, in a bounded number of buckets of time.
 
 Sums of the last minutes (`rollup.recent_sums`) come here bucket by bucket as the minutes pass, and time that is lost to
 ranks (`detect.lost_time_history`) as its steps end. A job of 64 ranks takes a megabyte or two, whatever its length.
