@@ -487,6 +487,14 @@ def test_what_was_drawn_of_another_group_is_not_shown_under_the_name_of_this_one
         assert complaints == []
 
 
+def test_what_is_hidden_is_not_seen(browser: Browser, repository: Path) -> None:
+    with fake_service(repository) as port:
+        page, _ = open_page(browser, port)
+        page.evaluate("document.getElementById('plan-card').hidden = true")
+        shown = "all => all.filter(each => getComputedStyle(each).display !== 'none').map(each => each.id)"
+        assert page.locator("[hidden]").evaluate_all(shown) == []
+
+
 def test_a_stream_that_never_answers_is_asked_for_again(browser: Browser, repository: Path) -> None:
     with fake_service(repository) as port, browser.new_context() as context:
         page = context.new_page()
