@@ -39,21 +39,21 @@ _VIEWS: Final = {
 }
 
 
-@pytest.mark.parametrize("view", _VIEWS)
 @pytest.mark.parametrize("silent", [False, True], ids=["at work", "hanging"])
-def test_no_name_runs_on_any_view(browser: Browser, repository: Path, view: str, silent: bool) -> None:
+def test_no_name_runs_on_any_view(browser: Browser, repository: Path, silent: bool) -> None:
     options = ("--host-prefix", _HOSTS, "--job", _JOB, *(("--silent",) if silent else ()))
-    at, shows = _VIEWS[view]
     with fake_service(repository, *options) as port:
-        page, complaints = open_page(browser, port, at=at)
-        expect(page.locator(shows)).not_to_be_empty()
-        expect(page.locator("[aria-busy]")).to_have_count(0)
-        for finding in page.locator("details.finding:visible").all():
-            finding.locator("summary").first.click()
-        expect(page.get_by_text("<img src=x onerror", exact=False).locator("visible=true").first).to_be_visible()
-        for chart in page.locator(".js-plotly-plot:visible").all():
-            chart.hover(force=True)
-        harmless(page, complaints)
+        for at, shows in _VIEWS.values():
+            page, complaints = open_page(browser, port, at=at)
+            expect(page.locator(shows)).not_to_be_empty()
+            expect(page.locator("[aria-busy]")).to_have_count(0)
+            for finding in page.locator("details.finding:visible").all():
+                finding.locator("summary").first.click()
+            expect(page.get_by_text("<img src=x onerror", exact=False).locator("visible=true").first).to_be_visible()
+            for chart in page.locator(".js-plotly-plot:visible").all():
+                chart.hover(force=True)
+            harmless(page, complaints)
+            page.context.close()
 
 
 def test_no_name_runs_in_what_opens_over_a_view_or_is_copied_from_it(browser: Browser, repository: Path) -> None:
