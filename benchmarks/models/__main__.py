@@ -1,9 +1,9 @@
 """`python -m benchmarks.models [TABLE...]`: what the models say, held against what was measured or printed.
 
 `thesis`: a thesis's figures explained by the emission rules, one by one. `collective_times`, `step_times`: what was
-measured against what is foretold; they need the corpora, by NCCLSCOPE_CORPUS. `tune_speed`: 100,000 layouts. `shapes`
-and `wrong_fields`, by name alone since they take minutes: 65 simulated jobs held against their descriptions, right and
-wrong in one field.
+measured against what is foretold; they need the corpora, by NCCLSCOPE_CORPUS. `tune_speed`: 100,000 layouts. By name
+alone, since they take minutes: `budget`, bubbles of simulated pipelines against the truth; `shapes` and `wrong_fields`,
+65 simulated jobs held against their descriptions, right and wrong in one field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / each) for each in ("models", "service", "agents")]
 
-from benchmarks.models import collective_times, shapes, step_times, thesis, tune_speed  # noqa: E402
+from benchmarks.models import budget, collective_times, shapes, step_times, thesis, tune_speed  # noqa: E402
 
 _TABLES = {
     "thesis": thesis.main,
@@ -21,7 +21,7 @@ _TABLES = {
     "step_times": step_times.main,
     "tune_speed": tune_speed.main,
 }
-_BY_NAME = {"shapes": shapes.main, "wrong_fields": shapes.wrong_fields}
+_BY_NAME = {"budget": budget.main, "shapes": shapes.main, "wrong_fields": shapes.wrong_fields}
 
 
 def main() -> None:

@@ -76,9 +76,10 @@ PART_WORDS: Final = {
     "computation": "computation alone",
     "hidden": "communication that computation hides",
     "exposed_transfer": "transfer",
-    "exposed_wait": "waiting",
+    "exposed_wait": "other waiting",
     "bubble": "pipeline bubble",
     "imbalance": "imbalance of stages",
+    "late": "waiting for a late rank",
     "exposed": "communication, waiting or transfer",
     "idle": "idle: no kernel",
 }

@@ -1,6 +1,6 @@
 """Where the time of a step goes on each GPU: an identity in nanoseconds, per rank and iteration.
 
-    step = computation + hidden + exposed transfer + waiting + bubble + imbalance + exposed + idle
+    step = computation + hidden + exposed transfer + waiting + bubble + imbalance + late + exposed + idle
 
 A step lasts on the GPU from the first NCCL kernel of an iteration to that of the next. Each moment in it is of one
 part: *computation* alone, communication that computation *hides*, communication that nothing hides (*exposed*), or
@@ -8,64 +8,31 @@ neither (*idle*). The beginning of a kernel, until the last rank came, is waitin
 not measured it is exposed and no more is said. Where several kernels communicate at once, each has an equal share.
 Steps are whole only: every kernel of the iteration is known, and computation was recorded on that GPU.
 
-Of the waiting in a pipeline, its *bubble* is what 1F1B makes a stage wait whose peers are all as fast as itself, and
-*imbalance* what it waits more since some stage takes longer, backward passes twice as long as forward ones. Only for
-pipelines whose Sends have the counts of 1F1B without interleaving, every stage of which is recorded.
+Of the waiting some is explained: `step_waits`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_models.schedule import StagePasses, schedule
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct_together, first_positions, group_by
+from ncclscope_service.columns.group_by import distinct_together, first_positions
 from ncclscope_service.columns.intervals import Integers
 from ncclscope_service.columns.table import AnyRows
+from ncclscope_service.job.step_parts import PART_NAMES, STEP_PART, Part, in_order
+from ncclscope_service.job.step_waits import is_late, with_pipeline_waits
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
-
-class Part(IntEnum):
-    """Part of a step; outputs print its lower-case name."""
-
-    COMPUTATION = 0
-    HIDDEN = 1
-    EXPOSED_TRANSFER = 2
-    EXPOSED_WAIT = 3
-    BUBBLE = 4
-    """Waiting that a pipeline of equal stages asks for."""
-    IMBALANCE = 5
-    """Waiting that it asks for since its stages are not equal."""
-    EXPOSED = 6
-    """Not known whether waiting or transfer."""
-    IDLE = 7
-
-
-PART_NAMES: Final = tuple(part.name.lower() for part in Part)
-
-STEP_PART: Final = np.dtype(
-    [
-        ("process", "<i4"),
-        ("rank", "<i4"),  # global; NO_NUMBER
-        ("iteration", "<i4"),
-        ("begin_ns", "<i8"),  # of the step on the GPU, host's clock
-        ("duration_ns", "<i8"),  # of the step: the sum of its parts
-        ("part", "<u1"),  # Part
-        ("parallelism", "<i4"),  # index into the names; NO_NUMBER: communication that is not told apart, or none
-        ("ns", "<i8"),  # above 0
-    ]
+OPERATION_COLUMNS: Final = (
+    *("process", "member", "template", "iteration", "match", "kernel", "coll_seq", "wait_ns", "end_true_ns"),
 )
-"""A part of a step of one rank."""
-
-OPERATION_COLUMNS: Final = ("process", "member", "template", "iteration", "match", "kernel", "wait_ns")
 """Columns of operations that are read."""
 
 
@@ -156,7 +123,8 @@ def step_budget(store: Store, operations: AnyRows, iterations: Columns) -> StepB
         return StepBudget(np.zeros(0, STEP_PART), names)
     code_of = {name: code for code, name in enumerate(names)}
     kind_of = np.asarray([code_of.get(kinds[each.communicator] or "", NO_NUMBER) for each in store.members], np.int64)
-    communication = _communication(start, end, taken["wait_ns"], kind_of[taken["member"]], taken["process"])
+    wait = np.where(is_late(store, operations, taken), Part.LATE, Part.EXPOSED_WAIT).astype(np.int64)
+    communication = _communication(start, end, taken["wait_ns"], wait, kind_of[taken["member"]], taken["process"])
     busy = store.busy.rows
     computing = np.flatnonzero(busy["device_id"] == lowest[busy["process"]])
     lanes = _Lanes.of(steps, len(store.processes))
@@ -167,7 +135,7 @@ def step_budget(store: Store, operations: AnyRows, iterations: Columns) -> StepB
         lanes.segments(communication.process, communication.start, communication.end, communication.label),
     )
     rows = _rows(steps, labels, amounts)
-    return StepBudget(_with_bubbles(store, operations, rows, names), names)
+    return StepBudget(with_pipeline_waits(store, operations, rows, names), names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +202,15 @@ def _steps(iterations: Columns, taken: Columns, start: Integers) -> Columns:
 
 
 def _communication(
-    start: Integers, end: Integers, waits: Integers, kind: Integers, process: Integers
+    start: Integers, end: Integers, waits: Integers, wait: Integers, kind: Integers, process: Integers
 ) -> _Communication:
-    """Each kernel as waiting and transfer, or as one stretch where that is not known. Labels: see `_label`."""
+    """Each kernel as waiting and transfer, or as one stretch where that is not known. Labels: see `_label`.
+
+    `wait`: the part that the waiting of each is.
+    """
     is_split = waits != NO_TIME_NS
     border = np.where(is_split, np.minimum(start + np.maximum(waits, 0), end), end)
-    head = np.where(is_split, _label(kind, Part.EXPOSED_WAIT), _label(kind, Part.EXPOSED))
+    head = _label(kind, np.where(is_split, wait, Part.EXPOSED))
     return _Communication(
         np.concatenate([process, process[is_split]]),
         np.concatenate([start, border[is_split]]),
@@ -248,7 +219,7 @@ def _communication(
     )
 
 
-def _label(kind: Integers, part: Part) -> Integers:
+def _label(kind: Integers, part: Part | Integers) -> Integers:
     """Kind of parallelism and part in one number."""
     return (kind + 1) * len(Part) + part
 
@@ -259,12 +230,7 @@ def _rows(steps: Columns, labels: Integers, amounts: NDArray[np.int64]) -> Colum
     found: Columns = steps[step]
     found["part"], found["parallelism"] = labels[column] % len(Part), labels[column] // len(Part) - 1
     found["ns"] = amounts[step, column]
-    return _in_order(found)
-
-
-def _in_order(rows: Columns) -> Columns:
-    names = ("parallelism", "part", "iteration", "process")
-    return rows[np.lexsort([rows[name] for name in names])]
+    return in_order(found)
 
 
 def replays_of_their_own(store: Store) -> Columns:
@@ -328,69 +294,3 @@ def _running(times: Integers, start: Integers, end: Integers) -> Integers:
     change = np.bincount(np.searchsorted(times, start), minlength=len(times))
     change -= np.bincount(np.searchsorted(times, end), minlength=len(times))
     return np.cumsum(change)
-
-
-_IN_A_PASS: Final = ("TP", "CP", "EP")
-"""Kinds of parallelism that communicate within a pass of a micro-batch."""
-_WAITS_OF_A_PIPELINE: Final = ("PP", "EMBEDDING", "MP", "WORLD")
-"""Where a stage waits for the others of its pipeline; a bubble is taken from the first that has waiting."""
-
-
-def _with_bubbles(store: Store, operations: AnyRows, rows: Columns, names: tuple[str, ...]) -> Columns:
-    """The same rows, with what each pipeline's schedule asks for taken from the exposed waiting."""
-    found = rows.copy()
-    bubbles: list[Columns] = []
-    in_a_pass = [names.index(name) for name in _IN_A_PASS if name in names]
-    waits = [names.index(name) for name in _WAITS_OF_A_PIPELINE if name in names]
-    by_process = dict(group_by(rows["process"]))
-    sends = _sends_of_a_step(store, operations)
-    for communicator in store.communicators:
-        members = [index for _, index in sorted((communicator.members or {}).items())]
-        stages = [store.members[index].process for index in members]
-        if communicator.parallelism != "PP" or len(stages) != communicator.size or len(stages) < 2:
-            continue
-        m = sends.get(members[0], 0)
-        is_1f1b = [sends.get(index, 0) for index in members] == [m, *[2 * m] * (len(members) - 2), m]
-        if m == 0 or not is_1f1b or any(stage not in by_process for stage in stages):
-            continue
-        work = [_work_ns(rows[by_process[stage]], in_a_pass) for stage in stages]
-        asked = schedule([StagePasses(each // m // 3, each // m * 2 // 3) for each in work], m).bubble_ns
-        for stage, own, whole_ns in zip(stages, work, asked, strict=True):
-            bubble = (len(stages) - 1) * own // m
-            bubbles += _take_from_waits(found, by_process[stage], bubble, waits, Part.BUBBLE)
-            bubbles += _take_from_waits(found, by_process[stage], max(0, whole_ns - bubble), waits, Part.IMBALANCE)
-    whole = row_ops.concat([found, *bubbles])
-    return _in_order(row_ops.filter_rows(whole, whole["ns"] > 0))
-
-
-def _sends_of_a_step(store: Store, operations: AnyRows) -> dict[int, int]:
-    """By member, the median over iterations; members that send nothing have no entry."""
-    is_send = store.operation_templates.rows["op"] == OPERATION_CODES["Send"]
-    sends = np.flatnonzero(is_send[operations["template"]] & (operations["iteration"] != NO_NUMBER))
-    members, iterations = (operations[name][sends].astype(np.int64) for name in ("member", "iteration"))
-    (of_member, _), place = distinct_together(members, iterations)
-    counts = np.bincount(place, minlength=len(of_member))
-    return {int(of_member[mine[0]]): int(np.median(counts[mine])) for _, mine in group_by(of_member)}
-
-
-def _work_ns(rows: Columns, in_a_pass: list[int]) -> int:
-    """Median over the steps of what a stage does for its micro-batches."""
-    counts = np.isin(rows["part"], (Part.COMPUTATION, Part.HIDDEN)) | np.isin(rows["parallelism"], in_a_pass)
-    _, place = np.unique(rows["iteration"], return_inverse=True)
-    return int(np.median(np.bincount(place[counts], weights=rows["ns"][counts], minlength=place.max() + 1)))
-
-
-def _take_from_waits(found: Columns, mine: Integers, amount_ns: int, waits: list[int], part: Part) -> list[Columns]:
-    """Takes so much from the waiting of each step, if there is as much; gives the rows of the part that it becomes."""
-    left = dict.fromkeys(np.unique(found["iteration"][mine]).tolist(), amount_ns)
-    taken: list[Columns] = []
-    for kind in waits:
-        at = mine[(found["part"][mine] == Part.EXPOSED_WAIT) & (found["parallelism"][mine] == kind)]
-        asked = np.asarray([left[number] for number in found["iteration"][at].tolist()], np.int64)
-        spent = np.minimum(asked, found["ns"][at])
-        rows = found[at]
-        rows["part"], rows["ns"] = part, spent
-        found["ns"][at] -= spent
-        left |= zip(found["iteration"][at].tolist(), (asked - spent).tolist(), strict=True)
-        taken.append(rows)
-    return taken

@@ -177,9 +177,9 @@ METRICS: Final[tuple[Metric, ...]] = (
           "Share of the recent iterations in which a rank's GPU ran a NCCL kernel, waiting included."),
     gauge("ncclscope_exposed_communication_ratio", ("job",), _PER_JOB,
           "Share of the recent iterations in which a rank's GPU ran NCCL kernels only: communication nothing hid."),
-    gauge("ncclscope_step_part_seconds", ("job", "part", "parallelism"), "jobs x 8 parts x kinds of parallelism",
+    gauge("ncclscope_step_part_seconds", ("job", "part", "parallelism"), "jobs x 9 parts x kinds of parallelism",
           "Where the recent steps of a rank go, mean over ranks and steps whose kernels are all known: computation, "
-          "hidden, exposed_transfer, exposed_wait, bubble, imbalance, exposed or idle; they sum up to the step."),
+          "hidden, exposed_transfer, exposed_wait, bubble, imbalance, late, exposed or idle; they sum up to the step."),
     # What it should communicate
     gauge("ncclscope_plan_known", ("job", "source"), _PER_JOB,
           "Always 1: the job is held against a description (serve --model), the source of which is given."),

@@ -28,7 +28,8 @@ from ncclscope_service.export.tables.operations_file import (
 )
 from ncclscope_service.job.iterations import OPERATION_COLUMNS, iteration_times
 from ncclscope_service.job.step_budget import OPERATION_COLUMNS as BUDGET_COLUMNS
-from ncclscope_service.job.step_budget import PART_NAMES, StepBudget, step_budget
+from ncclscope_service.job.step_budget import StepBudget, step_budget
+from ncclscope_service.job.step_parts import PART_NAMES
 from ncclscope_service.measure import limits
 from ncclscope_service.nccl.bandwidth import classify
 from ncclscope_service.store.rows import IterationBy, LimitReference
