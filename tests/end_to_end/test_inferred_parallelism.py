@@ -1,6 +1,6 @@
 """What each communicator is for is found without a hint, in every shape that the simulator can write.
 
-The largest ones with kernels, or with lines lost, are rows of `python benchmarks/shapes.py`: minutes of simulation each.
+The largest ones with kernels, or with lines lost, are rows of `python benchmarks/shapes.py`: they take minutes each.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.shapes import LARGE_SHAPES, SHAPES, analysed
+
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_logs_alone_tell_what_a_communicator_is_for_and_what_each_iteration_calls(shape: str, tmp_path: Path) -> None:
