@@ -235,6 +235,7 @@ class Pipeline:
             steps_ns=self._grouping.steps_ns(),
             silent_hosts=silent_hosts,
             thresholds={**self.settings.thresholds, **self.changed_thresholds},
+            newest=self._measurement.joins.newest,
             seen_hangs=self.settings.seen_hangs,
             final=final,
         )

@@ -1,6 +1,6 @@
 """What each communicator is for is found without a hint, in every shape that the simulator can write.
 
-The largest ones with kernels, or with lines lost, are rows of `python benchmarks/shapes.py`: they take minutes each.
+The largest ones with kernels, or with lines lost, are rows of `python benchmarks/shapes.py`, as they take minutes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Clocks that were stepped, and clocks or matches that contradict causality: then no comparison of ranks is valid.
 
 Lines without stamps get their kernels by order: there a contradiction is most likely a capture that was placed at
-another step on one rank than on another, and is said of ncclscope (`blind`), not of a clock.
+another step on one rank than on another, and is said of ncclscope (`blind`), not of a clock. What changes amid a
+capture is no placement of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ncclscope_service.clock.causality import ClockCheck
@@ -29,15 +30,21 @@ class ClockFault:
         self._since_ns: int | None = None
         self._reported: set[tuple[str, int]] = set()
 
-    def report_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
+    def report_steps(
+        self,
+        clocks: Mapping[str, HostClock],
+        context: Context,
+        is_amid_capture: Callable[[str, int], bool] = lambda _host, _at_ns: False,
+    ) -> None:
         """Reports steps of the clocks of this job's hosts, each once and closed: the estimate recovers by itself.
 
-        With two hosts it is not known whose clock it was: both are named. Nothing is reported of lines without stamps.
+        With two hosts it is not known whose clock it was: both are named. Of lines without stamps only those are
+        reported for which `is_amid_capture` (host, its time) holds: one capture has what was before and after.
         """
-        if context.has_lines_without_stamps:
-            return
         for host, clock in clocks.items():
             new = [at_ns for at_ns in clock.steps if (host, at_ns) not in self._reported]
+            if context.has_lines_without_stamps:
+                new = [at_ns for at_ns in new if is_amid_capture(host, at_ns)]
             self._reported.update((host, at_ns) for at_ns in new)
             for at_ns in new:
                 self._report_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)

@@ -34,10 +34,11 @@ from ncclscope_service.detect.context import (
 from ncclscope_service.detect.flight_recorder import FlightRecords
 from ncclscope_service.detect.hang import Hang, hang_at_end
 from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.detect.lossy_calls import NumberedCalls
 from ncclscope_service.detect.lost_time_history import LostTimeHistory
 from ncclscope_service.detect.machines import GpuSeats, Machines
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
-from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
+from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations, numbered_calls
 from ncclscope_service.detect.moments import earlier_counts
 from ncclscope_service.detect.off_plan import OffPlan
 from ncclscope_service.detect.pauses import RestingRanks
@@ -50,6 +51,7 @@ from ncclscope_service.detect.verdict import EndOfRanks, end_of_ranks, judge_end
 from ncclscope_service.job.iteration_numbering import Periods
 from ncclscope_service.job.step_lines import StepLines, newest_step_lines, sample_of_ranks
 from ncclscope_service.job.step_times import STEP
+from ncclscope_service.join.ranks import NewestCollectives
 from ncclscope_service.store import rows
 from ncclscope_service.store.errors import InternalErrors
 from ncclscope_service.store.plan_records import PlanRecord
@@ -147,9 +149,11 @@ class Detectors:
         """The check of the last clock estimate."""
         self._clock_fault.ingest_check(check, hosts, context, at_ns)
 
-    def ingest_clock_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
+    def ingest_clock_steps(
+        self, clocks: Mapping[str, HostClock], context: Context, is_amid_capture: Callable[[str, int], bool]
+    ) -> None:
         """The clocks of this job's hosts, with the steps that were found in them."""
-        self._clock_fault.report_steps(clocks, context)
+        self._clock_fault.report_steps(clocks, context, is_amid_capture)
 
     def ingest_moved_stamps(self, moved: Mapping[str, int], context: Context, at_ns: int) -> None:
         """By host whose stamps have another offset to their arrival than before: by how many ns they are later."""
@@ -177,9 +181,9 @@ class Detectors:
 
         `context`: its groups that have not ended; `moments`: counts at earlier moments, none without times.
         """
-        if self._hang.is_open or self._mismatch.with_losses or self._mismatch.enqueued():
+        if self._hang.is_open or self._mismatch.with_losses:
             return None
-        return hang_at_end(counts, context, moments)
+        return hang_at_end(counts, context, moments, self._mismatch.enqueued())
 
     def verdict(
         self,
@@ -191,12 +195,19 @@ class Detectors:
         """How the job ended, or would have if nothing more came; `findings`: its own, by now."""
         return judge_end(findings, self._reported, self._reported.lines.failures(newest_lines), end, context)
 
-    def findings(self, now_ns: int, *, silence_at_ns: int | None = None) -> list[Finding]:
+    def findings(
+        self,
+        now_ns: int,
+        *,
+        silence_at_ns: int | None = None,
+        numbered: Callable[[int], NumberedCalls | None] = lambda _: None,
+    ) -> list[Finding]:
         """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times.
 
-        `silence_at_ns`: the same less the outages of the service (`SilenceClock`), if there were any.
+        `silence_at_ns`: the same less the outages of the service (`SilenceClock`), if there were any. `numbered`: last
+        calls of a communicator of which none waits any more to be numbered.
         """
-        mismatches = self._mismatch.findings(now_ns)
+        mismatches = self._mismatch.findings(now_ns, numbered)
         open_ones = {finding.comm_id: finding for finding in mismatches if finding.until_ns is None}
         bandwidth = self._bandwidth_drop
         slow = bandwidth.findings()
@@ -430,6 +441,7 @@ class Detection:
         steps_ns: Mapping[str, int],
         silent_hosts: frozenset[str],
         thresholds: Mapping[str, float],
+        newest: Callable[[int], NewestCollectives | None] = lambda _: None,
         seen_hangs: Sequence[Finding] = (),
         final: bool,
     ) -> None:
@@ -437,7 +449,8 @@ class Detection:
 
         Offline (`final`) hours may come at once: detectors get them a second at a time, as they would have live, and
         silence after the newest line means nothing. `steps_ns`: how long a step of each job takes, where that is known.
-        `thresholds`: what is not as by default (`settings.settings_of`). `seen_hangs`: what a service saw of a job that
+        `thresholds`: what is not as by default (`settings.settings_of`). `newest`: the last collectives of a
+        communicator, once they are numbered. `seen_hangs`: what a service saw of a job that
         is over (`PipelineSettings`).
         """
         at_ns = self._newest_time(measured) if final else now_ns
@@ -445,6 +458,11 @@ class Detection:
         moved: defaultdict[str, dict[str, int]] = defaultdict(dict[str, int])
         for process, change in self._store.stamp_offsets.drain_changes().items():
             moved[self._store.process_job[process]][self._store.processes[process].host] = change
+
+        def numbered(communicator: int) -> NumberedCalls | None:
+            found = newest(communicator)
+            return None if found is None else numbered_calls(self._store, found)
+
         active = {*self._store.process_job, *self._facts} - self._retention.jobs
         have_ended = cache(self._have_ended)
         measured_of = self._measured_by_job(measured)
@@ -465,7 +483,7 @@ class Detection:
                     if name in measured_of:
                         job.lost_time.ingest(measured_of[name], at_ns)
                     job.lost_time.process(self._store, name, at_ns, steps_ns.get(name), final=final)
-                job.findings = job.detectors.findings(at_ns, silence_at_ns=silence_at_ns)
+                job.findings = job.detectors.findings(at_ns, silence_at_ns=silence_at_ns, numbered=numbered)
                 if context is not None:
                     self._judge_end(job, context, silence_at_ns, have_ended, seen_hangs)
                 job.fails_since_ns = None
@@ -557,10 +575,18 @@ class Detection:
         if check is not None:
             detectors.ingest_clock_check(check, clocks.host_names(), context, now_ns)
         told = self._store.clocks.get(context.job)
-        detectors.ingest_clock_steps({} if told is None else dict(sorted(told.hosts.items())), context)
+        hosts_clocks = {} if told is None else dict(sorted(told.hosts.items()))
+        detectors.ingest_clock_steps(hosts_clocks, context, self._is_amid_capture)
         known = zip(self._store.processes, self._store.process_job, strict=True)
         hosts = sorted({process.host for process, name in known if name == context.job})
         detectors.ingest_visibility(self._hosts.visibility(hosts), context, now_ns)
+
+    def _is_amid_capture(self, host: str, at_ns: int) -> bool:
+        """Whether one capture of this host has the second before this time of its clock, and the one after."""
+        return any(
+            seen.host == host and seen.start_ns + SECOND_NS < at_ns < seen.end_ns - SECOND_NS
+            for _, seen in self._store.captures
+        )
 
     def _compare_plan(self, detectors: Detectors, context: Context, now_ns: int) -> None:
         """Holds a job against its description, now and then."""

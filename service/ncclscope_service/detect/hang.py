@@ -696,16 +696,20 @@ def standstill(progress: Columns, context: Context) -> Standstill | None:
 
 
 def hang_at_end(
-    progress: Columns, context: Context, moments: Callable[[], Sequence[Columns]] = tuple
+    progress: Columns,
+    context: Context,
+    moments: Callable[[], Sequence[Columns]] = tuple,
+    enqueued: Mapping[int, Mapping[int, int]] | None = None,
 ) -> Finding | None:
     """The hang that the last counts (`PROGRESS`) of a job show; None if they may have another reason.
 
     All ranks wait for one. A job that was killed may have stood like this, too: how often tell its counts at
     `moments` long before, drawn evenly over time. Without them, several ranks must stand at one operation.
+    `enqueued`: by communicator of which lines were lost, how many collectives each rank has enqueued all the same.
     """
     if context.lossy_hosts or context.silent_hosts:
         return None
-    found = standstill(progress, context)
+    found = standstill(_with_lost_lines(progress, enqueued) if enqueued else progress, context)
     if found is None:
         return None
     earlier = moments()
@@ -716,6 +720,8 @@ def hang_at_end(
         confidence = _BY_TIMES
     else:
         confidence = _BY_COUNTS if found.communicators > 1 else _BY_COUNTS_OF_ONE
+    if enqueued:  # the last line of a rank may be lost, too
+        confidence = _UNSURE
     stuck = [
         _stuck_channel(channel, context.groups[channel.communicator], front, _lags(counts))
         for channel, counts in found.uneven.items()
@@ -736,6 +742,16 @@ def hang_at_end(
             f"{first.group.name}; all other ranks were waiting for it, directly or over others"
         ),
     )
+
+
+def _with_lost_lines(progress: Columns, enqueued: Mapping[int, Mapping[int, int]]) -> Columns:
+    """Counts of collectives (`PROGRESS`) with what is known of lost lines; of Sends and Recvs nothing tells."""
+    counts = row_ops.copy(row_ops.filter_rows(progress, progress["sender"] == NO_NUMBER))
+    for communicator, by_rank in enqueued.items():
+        for rank, operations in by_rank.items():
+            own = (counts["communicator"] == communicator) & (counts["rank"] == rank)
+            counts["operations"][own] = operations
+    return counts
 
 
 def last_counts(progress: Columns) -> dict[Channel, dict[int, int]]:

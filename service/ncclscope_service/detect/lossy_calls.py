@@ -19,6 +19,11 @@ from ncclscope_service.number.healing import heal
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
+UNTOLD: Final = -2
+"""A call of which the place is known, and not what was called."""
+_FEW: Final = 0.015
+"""Share of lines: with 1 % lost the names of calls tell how far ranks have come, with 2 % in bursts they do not.
+"""
 _REMEMBERED: Final = 64
 """Places that are looked at, the newest ones."""
 _ALIGNED_AT_ONCE: Final = 512
@@ -40,6 +45,24 @@ class Difference:
     ranks_by_call: dict[int, set[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class NumberedCalls:
+    """The last collectives of a communicator, as they were numbered in the end."""
+
+    begin: int
+    """Number of the first of them."""
+    calls: NDArray[np.int64]
+    """K x R: codes of calls; NO_NUMBER if a rank called nothing or its line was lost, `UNTOLD` of one that only its
+    kernel shows.
+    """
+    stamps_ns: NDArray[np.int64]
+    """K: newest stamp of their lines; NO_TIME_NS."""
+    enqueued: NDArray[np.int64]
+    """By rank: collectives that it called, lost lines included."""
+    is_told: bool
+    """Whether kernels of every rank, or the steps before, show how many lines were lost even if all calls are equal."""
+
+
 @dataclass(slots=True)
 class LossyCalls:
     """Calls of one communicator of so many ranks, in order of each rank."""
@@ -51,6 +74,12 @@ class LossyCalls:
     """By rank: calls (mismatch.CALL) that have no place yet."""
     _is_cut: bool = False
     """Whether calls were left out, because a rank came too far ahead of another one."""
+    _is_told: bool = False
+    """Whether the last places hold even if all calls are equal."""
+    _lost: int = 0
+    """Lines that were found to be lost here."""
+    _lines: int = 0
+    """Lines that were given a place here."""
     _symbols: dict[int, int] = field(default_factory=dict[int, int])
     _offsets_ns: NDArray[np.float64] = field(init=False)
     _places: int = 0
@@ -58,7 +87,7 @@ class LossyCalls:
     _last: NDArray[np.int64] = field(init=False)
     """By rank: place behind its last call; NO_NUMBER before its first."""
     _recent: NDArray[np.int64] = field(init=False)
-    """Calls at the newest places, by rank; NO_NUMBER where its line was lost."""
+    """Calls at the newest places, by rank; NO_NUMBER where its line was lost, `UNTOLD`."""
     _recent_ns: NDArray[np.int64] = field(init=False)
     newest_ns: int = NO_TIME_NS
     """When the newest call was logged."""
@@ -72,7 +101,7 @@ class LossyCalls:
 
     def ingest(self, calls: Columns, codes: NDArray[np.int64]) -> None:
         """Takes calls (mismatch.CALL) of all ranks, of each in order; `codes`: what is called."""
-        self.newest_ns = max(self.newest_ns, int(calls["logged_ns"].max()))
+        self.newest_ns, self._is_told = max(self.newest_ns, int(calls["logged_ns"].max())), False
         found, inverse = np.unique(codes, return_inverse=True)
         symbols = np.asarray([self._symbols.setdefault(code, len(self._symbols)) for code in found.tolist()], np.int32)
         for rank, mine in group_by(calls["rank"]) if not self._is_cut else ():
@@ -97,6 +126,8 @@ class LossyCalls:
         healed = heal(self._waiting, self._offsets_ns, hosts, is_forced=is_end, is_end=is_end)
         self._offsets_ns = healed.offsets_ns
         places = healed.places
+        self._lost += healed.lost.total()
+        self._lines += int(np.count_nonzero(places >= 0))
         calls = np.full(places.shape, NO_NUMBER, np.int64)
         times = np.full(len(places), NO_TIME_NS, np.int64)
         for rank in range(self.size):
@@ -111,10 +142,21 @@ class LossyCalls:
         self._recent = np.concatenate([self._recent, calls])[-_REMEMBERED:]
         self._recent_ns = np.concatenate([self._recent_ns, times])[-_REMEMBERED:]
 
+    def settle(self, found: NumberedCalls) -> None:
+        """Takes the places that all calls were given by kernels and the steps before: what was placed here was less."""
+        self._waiting, self._is_cut = [each[:0] for each in self._waiting], False
+        self._places = found.begin + len(found.calls) - self.begin
+        self._last = np.where(found.enqueued > 0, found.enqueued - self.begin, NO_NUMBER)
+        self._recent, self._recent_ns = found.calls, found.stamps_ns
+        self._is_told = found.is_told
+
     @property
     def is_placed(self) -> bool:
-        """Whether all calls have a place, and not because all are equal."""
-        return not any(map(len, self._waiting)) and len(self._symbols) > 1 and not self._is_cut
+        """Whether all calls have a place, and not because all are equal, or so many lines were lost that names alone
+        do not tell where.
+        """
+        are_few = len(self._symbols) > 1 and self._lost <= _FEW * self._lines
+        return (are_few or self._is_told) and not any(map(len, self._waiting)) and not self._is_cut
 
     def enqueued(self) -> dict[int, int]:
         """How many collectives each rank has enqueued, by its newest call; ranks without one are left out."""
@@ -125,12 +167,12 @@ class LossyCalls:
         first = max(0, len(self._recent) - _AT_END)
         for nth in range(first, len(self._recent)):
             called = self._recent[nth]
-            known = called[called != NO_NUMBER]
+            known = called[called >= 0]
             if len(known) < 2 or (known == known[0]).all():
                 continue
             # What a rank called that lost a line just before may be the next call.
             is_harmed = (self._recent[max(0, nth - _UNHARMED) : nth] == NO_NUMBER).any(axis=0)
-            ranks = np.flatnonzero((called != NO_NUMBER) & ~is_harmed)
+            ranks = np.flatnonzero((called >= 0) & ~is_harmed)
             if len(ranks) < 2 or (called[ranks] == called[ranks[0]]).all():
                 return None
             by_call: dict[int, set[int]] = {}

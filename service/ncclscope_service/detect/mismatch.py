@@ -9,8 +9,9 @@ job stands still.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -19,13 +20,15 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.detect.context import Context, Group, Ledger, names_of_ranks
-from ncclscope_service.detect.lossy_calls import Difference, LossyCalls
+from ncclscope_service.detect.lossy_calls import UNTOLD, Difference, LossyCalls, NumberedCalls
 from ncclscope_service.detect.recent_calls import WINDOW, RecentCalls
+from ncclscope_service.join.ranks import NewestCollectives
 from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.rows import Match
 from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATIONS
 
 CALL: Final = np.dtype(
     [
@@ -57,6 +60,10 @@ _LEAST_ALIKE: Final = 3
 """Times that the same must have followed the same calls for it to be what was to be called."""
 _BY_MOST, _BY_PAST, _UNDECIDED = 0.95, 0.8, 0.5
 """Confidence: most ranks call the same; of ranks that are as many one side calls what always came here; neither."""
+
+
+def _not_numbered(_: int) -> NumberedCalls | None:
+    return None
 
 
 @dataclass(slots=True)
@@ -159,10 +166,11 @@ class Mismatch:
         """Takes the job as it stands now: communicators that it lacks have ended."""
         self._context = context
 
-    def findings(self, now_ns: int) -> list[Finding]:
+    def findings(self, now_ns: int, numbered: Callable[[int], NumberedCalls | None] = _not_numbered) -> list[Finding]:
         """All findings so far. A mismatch does not heal: its finding stays open while the communicator lives.
 
-        Where lines were lost it is one only while the job stands still at it.
+        Where lines were lost it is one only while the job stands still at it. `numbered`: last calls of a communicator
+        of which none waits any more to be numbered.
         """
         context = self._context
         if context is None:
@@ -172,18 +180,29 @@ class Mismatch:
             if group is None:
                 self._ledger.close(communicator, now_ns)
             elif sequence.lossy is not None or not self._ledger.is_open(communicator):
-                finding = self._found(sequence, group, context, now_ns)
+                finding = self._found(sequence, group, context, now_ns, partial(numbered, communicator))
                 if finding is not None:
                     self._ledger.update(communicator, finding)
                 elif sequence.lossy is not None and self._ledger.is_open(communicator):
                     self._ledger.close(communicator, now_ns)  # the job goes on
         return self._ledger.findings()
 
-    def _found(self, sequence: _Sequence, group: Group, context: Context, now_ns: int) -> Finding | None:
+    def _found(
+        self,
+        sequence: _Sequence,
+        group: Group,
+        context: Context,
+        now_ns: int,
+        numbered: Callable[[], NumberedCalls | None],
+    ) -> Finding | None:
         if sequence.lossy is not None:
             lossy = sequence.lossy
             if context.is_over or now_ns - lossy.newest_ns >= _silence_ns(context):
-                lossy.place(is_end=True)
+                known = numbered()
+                if known is None:
+                    lossy.place(is_end=True)
+                else:
+                    lossy.settle(known)
             return _finding_of_difference(sequence, lossy, group, context) if lossy.is_placed else None
         if not sequence.disputes or not _is_settled(sequence, now_ns, context, is_lossy=self._is_lossy):
             self._is_lossy |= sequence.has_losses
@@ -274,6 +293,26 @@ def calls_of_operations(store: Store, operations: Columns, times: NDArray[np.int
     calls["logged_ns"], calls["stamp_ns"] = times, operations["logged_at_ns"]
     calls["op_count"] = operations["op_count"]
     return calls
+
+
+def numbered_calls(store: Store, found: NewestCollectives) -> NumberedCalls:
+    """What ranks called in these collectives."""
+    ids = found.operations
+    calls, stamps_ns = np.full(ids.shape, NO_NUMBER, np.int64), np.full(ids.shape, NO_TIME_NS, np.int64)
+    is_known = ids >= store.operations.first
+    rows = store.operations.take(ids[is_known], "template", "message_bytes", "match", "kernel", "logged_at_ns")
+    has_kernel = np.zeros(ids.shape, np.bool_)
+    has_kernel[is_known] = rows["kernel"] != NO_NUMBER
+    codes = rows["message_bytes"] * _CODES + store.templates_of(rows, "op")["op"]
+    calls[is_known] = np.where((rows["match"] == Match.LINE_LOST) | (rows["message_bytes"] < 0), UNTOLD, codes)
+    stamps_ns[is_known] = rows["logged_at_ns"]
+    return NumberedCalls(
+        begin=found.begin,
+        calls=calls,
+        stamps_ns=stamps_ns.max(axis=1, initial=NO_TIME_NS),
+        enqueued=found.enqueued,
+        is_told=found.is_by_steps or bool(has_kernel.any(axis=0).all()),
+    )
 
 
 def _agree(

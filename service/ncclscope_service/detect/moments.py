@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.detect.progress import counted_operations
+from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -36,7 +37,7 @@ def earlier_counts(store: Store, job: str) -> list[Columns]:
     """
     is_of_job = np.asarray([each == job for each in store.process_job], np.bool_)
     rows = store.operations.rows
-    operations = rows.take(np.flatnonzero(is_of_job[rows["process"]]), *_COLUMNS)
+    operations = rows.take(np.flatnonzero(is_of_job[rows["process"]] & (rows["match"] != Match.LINE_LOST)), *_COLUMNS)
     stamps = operations["logged_at_ns"]
     if len(operations) < _LEAST_MOMENTS or (stamps == NO_TIME_NS).any() or not (stamps % _COARSE_NS).any():
         return []

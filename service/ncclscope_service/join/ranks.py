@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
@@ -33,6 +34,10 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _UNREPORTED: Final = -2
 _FIRST_CAPACITY: Final = 8
+_FEW: Final = 1024
+"""Collectives that wait: what a rank enqueues ahead of one that stands still."""
+_REMEMBERED: Final = 64
+"""Collectives that were given: where ranks that stand still called different ones is among the last."""
 _MOSTLY: Final = 0.5
 PAIR_SIDE: Final = np.dtype(
     [
@@ -67,6 +72,20 @@ class JoinedCollectives:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class NewestCollectives:
+    """The last collectives of a communicator."""
+
+    begin: int
+    """Number of the first of them."""
+    operations: Ids
+    """K x R; negative where a rank called nothing, or its line was lost."""
+    enqueued: NDArray[np.int64]
+    """By rank: how many collectives it has called, lost lines included."""
+    is_by_steps: bool
+    """Whether the steps before tell which lines of a step were lost."""
+
+
 @dataclass(slots=True)
 class _Buffer:
     """The collectives of one communicator that are not complete yet; row 0 is number `base`."""
@@ -85,8 +104,14 @@ class _Buffer:
     offsets_ns: NDArray[np.float64] = field(init=False)
     """By rank: its clock minus a common one, as the last collective showed it; NaN."""
     program: Program = field(default_factory=Program)
+    newest: Ids = field(init=False)
+    """K x R: the operations of the last collectives that were given, up to `base`; negative where a rank has none."""
+    enqueued: NDArray[np.int64] = field(init=False)
+    """By rank: number behind that of its last operation that was given."""
 
     def __post_init__(self) -> None:
+        self.newest = np.empty((0, self.size), np.int64)
+        self.enqueued = np.zeros(self.size, np.int64)
         self.operations = np.empty((0, self.size), np.int64)
         self.has_kernel = np.empty((0, self.size), np.bool_)
         self.shift = np.zeros(self.size, np.int64)
@@ -126,6 +151,13 @@ class _Buffer:
         ranks = np.arange(self.size)
         operations = np.where(places >= 0, self.operations[places, ranks], NO_NUMBER)
         return operations, (places >= 0) & self.has_kernel[places, ranks]
+
+    def remember(self, operations: Ids) -> None:
+        """Keeps the last of these operations (K x R), which were given: those before `base`."""
+        numbers = self.base - len(operations) + np.arange(len(operations))
+        behind = np.where(operations >= 0, numbers[:, None] + 1, 0).max(axis=0, initial=0)
+        self.enqueued = np.maximum(self.enqueued, behind)
+        self.newest = np.concatenate([self.newest, operations[-_REMEMBERED:]])[-_REMEMBERED:]
 
     def move(self, places: Matrix) -> None:
         """Forgets the operations in these rows, by rank and from the first one on; those behind them move up."""
@@ -255,6 +287,24 @@ class CollectiveJoin:
                 ready[buffer.size].append((communicator, numbers.astype(np.int64), operations[seen]))
         return [_joined(parts) for parts in ready.values()]
 
+    def newest(self, communicator: int) -> NewestCollectives | None:
+        """The last collectives of a communicator if nothing more comes; None if too many wait for other ranks."""
+        buffer = self._buffers.get(communicator)
+        if buffer is None or buffer.used > _FEW or self._calls is None:
+            return None
+        if buffer.used:
+            buffer = deepcopy(buffer)  # more may come all the same
+            places, _ = _healed(self._calls, communicator, buffer, 0, buffer.used, is_forced=True, final=True)
+            operations, _ = buffer.take(places)
+            buffer.move(places)
+            buffer.remember(operations)
+        return NewestCollectives(
+            begin=buffer.base - len(buffer.newest),
+            operations=buffer.newest,
+            enqueued=buffer.enqueued,
+            is_by_steps=buffer.program.is_known,
+        )
+
     def drain_renumbered(self) -> tuple[Ids, NDArray[np.int64]]:
         """Operations whose number proved to be another than the count of their lines, and that number."""
         operations = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in self._renumbered)])
@@ -287,6 +337,7 @@ class CollectiveJoin:
             has_kernel[self._calls.have_unknown_kernels(np.where(has_kernel, NO_NUMBER, operations)).any(axis=1)] = (
                 False
             )
+        buffer.remember(operations)
         if buffer.shift.any():
             known = operations >= 0
             self._renumbered.append((operations[known], (base + np.nonzero(known)[0]).astype(np.int64)))

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.columns.table import Ids
-from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, PairCalls, PairJoin
+from ncclscope_service.join.ranks import (
+    PAIR_SIDE,
+    CollectiveJoin,
+    JoinedCollectives,
+    NewestCollectives,
+    PairCalls,
+    PairJoin,
+)
 from ncclscope_service.join.send_recv import ExchangeBook
 from ncclscope_service.number.across_ranks import OVERLAP
 from ncclscope_service.number.calls import Calls
@@ -227,6 +234,12 @@ class JoinStage:
         waiting[pairs] = self._report_pairs(operations[pairs], row_ops.take(rows, pairs), now_ns)
         self.exchanges.expect(rows["launch"][pairs[waiting[pairs]]])
         return waiting
+
+    def newest(self, communicator: int) -> NewestCollectives | None:
+        """The last collectives of a communicator, as they were numbered in the end; None while some calls wait."""
+        members = self._store.communicators[communicator].members or {}
+        found = self._collectives.newest(communicator)
+        return found if found is not None and self.lost_lines.are_decided(members.values()) else None
 
     def drain_collectives(
         self, members_seen: dict[int, int], now_ns: int, *, final: bool

@@ -17,7 +17,7 @@ Lines are numbered in their order, once no line before them can be given another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -130,6 +130,11 @@ class LostLines:
         ]
         self._remember(rows)
         return np.concatenate([others, new["id"], *lost])
+
+    def are_decided(self, members: Iterable[int]) -> bool:
+        """Whether no operation of these members waits to be aligned or numbered."""
+        own = np.fromiter(members, np.int32)
+        return not np.isin(self._held["member"], own).any() and bool((self._first_pending(own)[own] == _WHOLE).all())
 
     def _collectives(self, decided: Ids) -> tuple[Columns, Ids]:
         """Those of these operations that are collectives, and the others."""

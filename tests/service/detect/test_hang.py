@@ -407,6 +407,19 @@ def test_last_counts_of_jobs_that_ended_were_killed_or_whose_files_were_cut_show
     assert hang_at_end(last_counts({5: 2}), replace(CONTEXT, lossy_hosts=frozenset({"node1"}))) is None
 
 
+def test_last_counts_of_lossy_logs_show_who_hung_with_what_is_known_of_lost_lines() -> None:
+    counts = last_counts({5: 1, 3: 40, 2: 7})
+    whole = last_counts({5: 1})
+    enqueued = {
+        index: {each["rank"].item(): each["operations"].item() for each in whole[whole["communicator"] == index]}
+        for index in np.unique(whole["communicator"]).tolist()
+    }
+    assert hang_at_end(counts, CONTEXT) is None
+    found = hang_at_end(counts, CONTEXT, enqueued=enqueued)
+    assert found is not None
+    assert (found.ranks, found.confidence) == ((5,), 0.6)
+
+
 def test_a_job_that_often_stood_like_this_while_it_lived_may_have_been_killed() -> None:
     late, even, clearer = last_counts({5: 1}), last_counts({}), last_counts({5: 3})
     assert hang_at_end(late, CONTEXT, lambda: [*[even] * 90, *[late] * 10]) is None

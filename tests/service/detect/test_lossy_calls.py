@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ncclscope_service.detect.lossy_calls import LossyCalls
+from ncclscope_service.detect.lossy_calls import UNTOLD, LossyCalls, NumberedCalls
 from ncclscope_service.detect.mismatch import CALL
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 RANKS = 4
 PROGRAM = np.array([8, 8, 8, 3, 8, 8, 5, 5, 1])
@@ -106,4 +106,34 @@ def test_a_rank_that_is_too_far_ahead_of_another_tells_nothing() -> None:
     ingest(lossy, calls(0, 70_000, np.random.default_rng(0), lost=0.0))
     ingest(lossy, calls(1, 70_000, np.random.default_rng(0), lost=0.0))
     lossy.place(is_end=True)
+    assert not lossy.is_placed
+
+
+def test_where_many_lines_were_lost_the_names_of_calls_do_not_tell_how_far_a_rank_has_come() -> None:
+    random = np.random.default_rng(1)
+    lossy = LossyCalls(RANKS, 0)
+    for rank in range(RANKS):
+        ingest(lossy, calls(rank, 600, random, lost=0.05))
+    lossy.place(is_end=True)
+    assert not lossy.is_placed
+
+
+def test_numbers_that_kernels_gave_hold_though_all_calls_are_equal_and_many_were_lost() -> None:
+    lossy = LossyCalls(3, 7)
+    for rank in range(3):
+        own = calls(rank, 100, np.random.default_rng(rank), lost=0.2)
+        own["message_bytes"] = 8
+        ingest(lossy, own)
+    lossy.place(is_end=True)
+    newest = np.array([[8, 8, 8], [8, UNTOLD, 8], [8, 8, NO_NUMBER]])
+    lossy.settle(NumberedCalls(95, newest, np.array([5, 6, 7]), np.array([98, 98, 97]), is_told=True))
+    assert lossy.is_placed
+    assert lossy.enqueued() == {0: 98, 1: 98, 2: 97}
+    assert lossy.difference() is None
+    newest[2] = [8, 8, 9]
+    lossy.settle(NumberedCalls(95, newest, np.array([5, 6, 7]), np.array([98, 98, 98]), is_told=True))
+    found = lossy.difference()
+    assert found is not None
+    assert (found.coll_seq, found.at_ns, found.ranks_by_call) == (97, 7, {8: {0, 1}, 9: {2}})
+    ingest(lossy, calls(0, 1, np.random.default_rng(0), lost=0.0))
     assert not lossy.is_placed

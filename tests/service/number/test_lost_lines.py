@@ -10,8 +10,10 @@ import pytest
 from benchmarks.alignment.lost_lines import Followed, Loss, Tally, follow, tally, true_operations
 
 from ncclscope_service.number import lost_lines
+from ncclscope_service.store.records import FindingKind
 from ncclscope_service.store.rows import Match, NumberState
 from ncclscope_simulator import SimulationConfig, write
+from ncclscope_simulator.faults import Fault
 
 _SHAPES: dict[str, dict[str, Any]] = {
     "fsdp": {"fsdp": True},
@@ -79,6 +81,19 @@ def test_which_line_is_of_a_kernel_may_be_a_guess_but_not_its_number(tmp_path: P
     assert np.count_nonzero(states == NumberState.LAUNCHED) > 0
     assert counted.mispaired > 0
     assert counted.wrong == 0
+
+
+@pytest.mark.parametrize(("capture", "lost"), [("full", 0.05), ("none", 0.02)])
+def test_the_rank_that_hung_is_named_at_the_end_though_lines_were_lost(
+    tmp_path: Path, capture: str, lost: float
+) -> None:
+    hang = Fault(kind="hang", rank=5, first=14)
+    found, _ = _followed(
+        tmp_path, lost, "tensors", stamps=True, iterations=18, capture=capture, faults=(hang,), hang_seconds=1.0
+    )
+    named = [each.ranks for each in found.store.findings if each.kind is FindingKind.HANG and each.until_ns is None]
+    assert named == [(5,)]
+    assert {each.ranks for each in found.findings.values() if each.kind is FindingKind.HANG} <= {(), (5,)}
 
 
 @pytest.mark.parametrize("stamps", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from service.same_state import assert_same
@@ -29,10 +31,10 @@ class _Failing(Detectors):
         super().__init__()
         self._fails = fails
 
-    def findings(self, now_ns: int, *, silence_at_ns: int | None = None) -> list[Finding]:
+    def findings(self, now_ns: int, **others: Any) -> list[Finding]:
         if self._fails[0]:
             raise ZeroDivisionError
-        return super().findings(now_ns, silence_at_ns=silence_at_ns)
+        return super().findings(now_ns, **others)
 
 
 def _bearing(pipeline: Pipeline) -> Pipeline:
