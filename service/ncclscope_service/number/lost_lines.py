@@ -118,15 +118,15 @@ class LostLines:
         if shift.any():
             table.rows.put("coll_seq", at, new["coll_seq"] + shift)
             table.rows.put("number_state", at[shift != 0], NumberState.HEALED)
-        is_whole = first_pending == _WHOLE
-        over = [
+        behind, doubtful = self._with_kernels_behind(rows, keys), self._doubtful(rows, keys)
+        over = {
             member
-            for member in self._with_kernels_behind(rows, keys)
-            if is_whole[member] and has_ended(self._store.members[member].process)
-        ]
+            for member in {*behind, *doubtful}
+            if first_pending[member] == _WHOLE and has_ended(self._store.members[member].process)
+        }
         lost = [
             self._number(rows[rows["member"] == member], free, keys, is_over=member in over)
-            for member in sorted({*self._doubtful(rows, keys), *over})
+            for member in sorted({*doubtful, *over})
         ]
         self._remember(rows)
         return np.concatenate([others, new["id"], *lost])
@@ -232,6 +232,8 @@ class LostLines:
             return np.empty(0, np.int64)
         has_own &= rows["lane"] == rows["lane"][has_own][-1]
         own = np.where(has_own, rows["correlation_id"], NO_NUMBER)
+        is_last = is_over & (np.arange(len(rows)) > np.flatnonzero(has_own)[-1]) & rows["is_stray"]
+        rows["is_stray"] &= ~is_last  # their kernels did not end, and so were not recorded
         if is_old.any():
             # What was launched before has its number already, as a line that was lost.
             is_late = has_own & ~is_old & (own < own[is_old][0])
@@ -239,7 +241,7 @@ class LostLines:
             has_own &= ~is_late
         behind = np.maximum.accumulate(np.where(has_own, own, NO_NUMBER))
         lost, correlations, beside = self._between(rows, has_own, own, behind, free, keys, is_over=is_over)
-        place = np.where(has_own, own, behind)
+        place = np.where(is_last, _WHOLE, np.where(has_own, own, behind))
         counted = np.flatnonzero(~is_old & ~rows["is_stray"])
         every = np.concatenate([place[counted], correlations])
         is_behind = np.concatenate([~has_own[counted], np.zeros(len(lost), bool)])
