@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 DEMO ?=
+PYTHONS ?= 3.11 3.12 3.13
 
 .PHONY: demo test test-slow test-deploy fuzz matrix bench lock audit clean
 
@@ -16,7 +17,7 @@ test: .venv/dev
 
 test-slow: .venv/dev
 	tools/test-programs
-	.venv/bin/python -m pytest -m slow -n 2 --durations 25
+	.venv/bin/python -m pytest -m slow -n 3 --durations 25
 	FUZZ_SEED=1 tools/fuzz-log 15
 
 test-deploy: .venv/deploy
@@ -28,7 +29,7 @@ fuzz: .venv/dev
 	.venv/bin/python -m pytest -n 2 -m "hypothesis and not slow and not deploy" --hypothesis-profile=search
 
 matrix: .venv/dev
-	tools/matrix
+	tools/matrix $(PYTHONS)
 
 bench: .venv/dev
 	.venv/bin/python benchmarks/all.py

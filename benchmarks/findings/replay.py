@@ -24,6 +24,7 @@ from ncclscope_service.clock.causality import ClockCheck
 from ncclscope_service.detect.blind import HostVisibility
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.detection import Detectors
+from ncclscope_service.detect.lossy_calls import NumberedCalls
 from ncclscope_service.detect.reported import LoggedFact
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.records import Finding, HostClock
@@ -117,10 +118,16 @@ class KeepingDetectors(Detectors):
         self._note("ingest_visibility", seen, context, now_ns)
         super().ingest_visibility(seen, context, now_ns)
 
-    def findings(self, now_ns: int, *, silence_at_ns: int | None = None) -> list[Finding]:
-        """As `Detectors`."""
+    def findings(
+        self,
+        now_ns: int,
+        *,
+        silence_at_ns: int | None = None,
+        numbered: Callable[[int], NumberedCalls | None] = lambda _: None,
+    ) -> list[Finding]:
+        """As `Detectors`; what was numbered in the end is not kept."""
         self._note("findings", now_ns)
-        return super().findings(now_ns, silence_at_ns=silence_at_ns)
+        return super().findings(now_ns, silence_at_ns=silence_at_ns, numbered=numbered)
 
 
 SECOND_NS: Final = 1_000_000_000

@@ -7,7 +7,7 @@ capture is no placement of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ncclscope_service.clock.causality import ClockCheck
@@ -30,21 +30,14 @@ class ClockFault:
         self._since_ns: int | None = None
         self._reported: set[tuple[str, int]] = set()
 
-    def report_steps(
-        self,
-        clocks: Mapping[str, HostClock],
-        context: Context,
-        is_amid_capture: Callable[[str, int], bool] = lambda _host, _at_ns: False,
-    ) -> None:
+    def report_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
         """Reports steps of the clocks of this job's hosts, each once and closed: the estimate recovers by itself.
 
-        With two hosts it is not known whose clock it was: both are named. Of lines without stamps only those are
-        reported for which `is_amid_capture` (host, its time) holds: one capture has what was before and after.
+        With two hosts it is not known whose clock it was: both are named. Where lines have no stamps, `clocks` should
+        have only those steps of which one capture has what was before and after.
         """
         for host, clock in clocks.items():
             new = [at_ns for at_ns in clock.steps if (host, at_ns) not in self._reported]
-            if context.has_lines_without_stamps:
-                new = [at_ns for at_ns in new if is_amid_capture(host, at_ns)]
             self._reported.update((host, at_ns) for at_ns in new)
             for at_ns in new:
                 self._report_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)

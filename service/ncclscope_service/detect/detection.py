@@ -149,11 +149,9 @@ class Detectors:
         """The check of the last clock estimate."""
         self._clock_fault.ingest_check(check, hosts, context, at_ns)
 
-    def ingest_clock_steps(
-        self, clocks: Mapping[str, HostClock], context: Context, is_amid_capture: Callable[[str, int], bool]
-    ) -> None:
+    def ingest_clock_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
         """The clocks of this job's hosts, with the steps that were found in them."""
-        self._clock_fault.report_steps(clocks, context, is_amid_capture)
+        self._clock_fault.report_steps(clocks, context)
 
     def ingest_moved_stamps(self, moved: Mapping[str, int], context: Context, at_ns: int) -> None:
         """By host whose stamps have another offset to their arrival than before: by how many ns they are later."""
@@ -575,18 +573,23 @@ class Detection:
         if check is not None:
             detectors.ingest_clock_check(check, clocks.host_names(), context, now_ns)
         told = self._store.clocks.get(context.job)
-        hosts_clocks = {} if told is None else dict(sorted(told.hosts.items()))
-        detectors.ingest_clock_steps(hosts_clocks, context, self._is_amid_capture)
+        own_clocks = {} if told is None else dict(sorted(told.hosts.items()))
+        if context.has_lines_without_stamps:
+            own_clocks = {host: self._told_by_captures(host, clock) for host, clock in own_clocks.items()}
+        detectors.ingest_clock_steps(own_clocks, context)
         known = zip(self._store.processes, self._store.process_job, strict=True)
         hosts = sorted({process.host for process, name in known if name == context.job})
         detectors.ingest_visibility(self._hosts.visibility(hosts), context, now_ns)
 
-    def _is_amid_capture(self, host: str, at_ns: int) -> bool:
-        """Whether one capture of this host has the second before this time of its clock, and the one after."""
-        return any(
-            seen.host == host and seen.start_ns + SECOND_NS < at_ns < seen.end_ns - SECOND_NS
-            for _, seen in self._store.captures
-        )
+    def _told_by_captures(self, host: str, clock: HostClock) -> HostClock:
+        """A clock with those of its steps of which one capture has the second before and the one after."""
+        spans = [
+            (seen.start_ns + SECOND_NS, seen.end_ns - SECOND_NS)
+            for _, seen in (self._store.captures if clock.steps else ())
+            if seen.host == host
+        ]
+        amid = tuple(at_ns for at_ns in clock.steps if any(begin < at_ns < end for begin, end in spans))
+        return replace(clock, steps=amid)
 
     def _compare_plan(self, detectors: Detectors, context: Context, now_ns: int) -> None:
         """Holds a job against its description, now and then."""

@@ -96,6 +96,13 @@ def test_the_rank_that_hung_is_named_at_the_end_though_lines_were_lost(
     assert {each.ranks for each in found.findings.values() if each.kind is FindingKind.HANG} <= {(), (5,)}
 
 
+def test_of_an_unstamped_log_a_clock_that_was_set_amid_a_capture_is_told(tmp_path: Path) -> None:
+    clock_step = Fault(kind="clock_step", node=1, ms=5.0, first=10)
+    found, _ = _followed(tmp_path, 0.01, "tensors", stamps=False, iterations=20, faults=(clock_step,))
+    named = [each.hosts for each in found.store.findings if each.kind is FindingKind.CLOCK_FAULT]
+    assert named == [("node00", "node01")], "of two hosts nothing tells whose clock it was"
+
+
 @pytest.mark.parametrize("stamps", [True, False])
 def test_lines_that_are_not_decided_are_found_a_stretch_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamps: bool
