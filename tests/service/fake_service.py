@@ -442,6 +442,7 @@ class StoreMaker:
         store = self.store
         store.understood.update({"operation": 1_482_910, "init": 1_216, "tuning": 84_772, "version": 64})
         store.numbers_healed[self._shape.job, "kernel"] = 214
+        store.numbers_uncertain[self._shape.job] = 3
         store.alignment_checked[self._shape.job], store.alignment_disagreements[self._shape.job] = 912_004, 318
         store.skipped.update({"not_nccl": 5_310, "unknown_nccl": 212, "torn": 9})
         store.gaps[0].append(

@@ -466,6 +466,7 @@ def _read(selection: Selection) -> dict[str, object]:
         "skipped": dict(skipped.most_common()),
         "torn": skipped["torn"],
         "numbers_healed": _numbers_healed(selection),
+        "numbers_uncertain": selection.store.numbers_uncertain.total(),
         "alignment_checked": selection.store.alignment_checked.total(),
         "alignment_disagreements": selection.store.alignment_disagreements.total(),
     }

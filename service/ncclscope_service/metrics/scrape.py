@@ -263,6 +263,8 @@ def _groups_of(line: PlanLine) -> str:
 def _add_healed_numbers(collected: _Collected, store: Store) -> None:
     for (job, reason), amount in sorted(store.numbers_healed.items()):
         collected.add("ncclscope_numbers_healed", amount, job, reason)
+    for job, amount in sorted(store.numbers_uncertain.items()):
+        collected.add("ncclscope_numbers_uncertain", amount, job)
 
 
 def _add_inspector(collected: _Collected, store: Store) -> None:

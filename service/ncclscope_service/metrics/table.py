@@ -204,6 +204,8 @@ METRICS: Final[tuple[Metric, ...]] = (
             "Operations whose alignment is settled, by what became of them; all five once there are any."),
     counter("ncclscope_numbers_healed", ("job", "reason"), "jobs x 5 reasons",
             "Lost log lines that were found, by what showed them: kernel, overlap, op_count, ranks or steps."),
+    counter("ncclscope_numbers_uncertain", ("job",), _PER_JOB,
+            "Operations beside lost lines whose place among those around them nothing shows: they are not measured."),
     counter("ncclscope_alignment_checked", ("job",), _PER_JOB,
             "Operations whose alignment was checked against an exact join through NVTX ranges, which wins."),
     counter("ncclscope_alignment_disagreements", ("job",), _PER_JOB,

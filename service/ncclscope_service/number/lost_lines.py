@@ -261,6 +261,9 @@ class LostLines:
         table.rows.put("coll_seq", at, own_numbers)
         table.rows.put("number_state", at[is_healed], NumberState.HEALED)
         table.rows.put("number_state", at[len(counted) :], NumberState.UNCERTAIN)
+        if len(strays):
+            job = self._store.process_job[self._store.members[member].process]
+            self._store.numbers_uncertain[job] += len(strays)
         return self._add(row_ops.take(rows, beside), lost, numbers[len(counted) :]) if len(lost) else lost
 
     def _between(

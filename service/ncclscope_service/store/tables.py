@@ -186,6 +186,8 @@ class Store:
     torn_lines: Counter[int] = field(default_factory=Counter[int])
     """By source."""
     numbers_healed: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    numbers_uncertain: Counter[str] = field(default_factory=Counter[str])
+    """By job: operations whose place among those around them nothing shows (`rows.NumberState.UNCERTAIN`)."""
     """Lost lines that were found, by job and by what showed them."""
     alignment_checked: Counter[str] = field(default_factory=Counter[str])
     """Operations of each job whose alignment was checked against an exact join."""

@@ -77,6 +77,7 @@ def test_the_summary_counts_every_row_and_every_launch_once() -> None:
         "skipped": {"not_nccl": 7, "torn": 2},
         "torn": 2,
         "numbers_healed": {},
+        "numbers_uncertain": 0,
         "alignment_checked": 40,
         "alignment_disagreements": 2,
     }
