@@ -117,6 +117,8 @@ class CaptureSeen:
     """Tables or columns that were looked for and are not there."""
     warnings: tuple[str, ...] = ()
     """Messages of nsys about lost events (severity warning or worse)."""
+    gpu: str | None = None
+    """What CUDA calls the GPUs of the host; None if they differ, or it is not recorded."""
 
     @property
     def is_of_profiler(self) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
 from ncclscope.config_file import config_option
-from ncclscope.description_files import describe, model_option
+from ncclscope.description_files import describe, gpu_option, model_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope.thresholds import Thresholds, threshold_options
@@ -92,6 +92,7 @@ _NAMED: Final = 5
 @baseline_option
 @calibration_option
 @model_option
+@gpu_option
 @size_options
 @threshold_options
 def analyze(
@@ -108,6 +109,7 @@ def analyze(
     baselines: tuple[Path, ...],
     calibrations: tuple[Path, ...],
     models: tuple[Path, ...],
+    gpu: str | None,
     sizes: Sizes,
     thresholds: Thresholds,
 ) -> None:
@@ -134,6 +136,7 @@ def analyze(
         baseline=read_baselines(baselines),
         calibration=transfers_of(read_calibrations(calibrations)),
         description=described,
+        gpu=gpu,
         thresholds=thresholds(),
         seen_hangs=_seen_hangs(seen, job),
     )

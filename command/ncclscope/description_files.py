@@ -14,6 +14,7 @@ import click
 from ncclscope_models.description import Completed, Description, completed, merged, parsed
 from ncclscope_models.description_sources.files import read_parsed
 from ncclscope_models.description_sources.megatron import Output, read_output
+from ncclscope_models.flops import PEAK_FLOPS
 from ncclscope_models.job import ModelError
 from ncclscope_wire.errors import ConfigError
 
@@ -40,6 +41,15 @@ def model_option(command: Callable[P, R]) -> Callable[P, R]:
         multiple=True,
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
         help="A file that describes the job, as for `ncclscope model`. Repeatable.",
+    )(command)
+
+
+def gpu_option(command: Callable[P, R]) -> Callable[P, R]:
+    """Adds --gpu to a command, which gets `gpu`."""
+    return click.option(
+        "--gpu",
+        type=click.Choice(list(PEAK_FLOPS), case_sensitive=False),
+        help="The GPU of all nodes, for what share of its peak is used; else as nsys exports name it.",
     )(command)
 
 

@@ -17,7 +17,7 @@ from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
 from ncclscope.config_file import config_option
-from ncclscope.description_files import describe, model_option
+from ncclscope.description_files import describe, gpu_option, model_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.help_text import sectioned
 from ncclscope.logs import configure_logs
@@ -135,7 +135,7 @@ _SECTIONS: Final = {
     "Who gets findings and metrics": ("webhooks", "apprise_urls", "otlp_url", "least", "public_url"),
     "Reports of jobs": ("snapshot_on_end", "keep_snapshots", "job_silence"),
     "What is known of the machine and the job": (
-        *("baseline", "calibration", "models", "gpus_per_node", "tp", "pp", "dp", "ep", "cp", "set"),
+        *("baseline", "calibration", "models", "gpu", "gpus_per_node", "tp", "pp", "dp", "ep", "cp", "set"),
     ),
     "State on disk": ("journal_fsync", "journal_limit", "state_every", "stop_seconds"),
 }
@@ -202,6 +202,7 @@ _SECTIONS: Final = {
 @baseline_option
 @calibration_option
 @model_option
+@gpu_option
 @size_options
 @threshold_options
 @notification_options
@@ -220,6 +221,7 @@ def serve(
     baselines: tuple[Path, ...],
     calibrations: tuple[Path, ...],
     models: tuple[Path, ...],
+    gpu: str | None,
     sizes: Sizes,
     thresholds: Thresholds,
     notifications: Notifications,
@@ -255,6 +257,7 @@ def serve(
             baseline=read_baselines(baselines),
             calibration=transfers_of(read_calibrations(calibrations)),
             description=describe(models).completed if models else None,
+            gpu=gpu,
             thresholds=thresholds(),
         ),
         read_thresholds=thresholds,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ncclscope_models.job import Shape
+from ncclscope_models.job import Recompute, Shape
 
 PEAK_FLOPS: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -17,6 +18,9 @@ PEAK_FLOPS: Final[Mapping[str, float]] = MappingProxyType(
         "H100 PCIe": 756e12,  # NVIDIA H100 data sheet, BF16 dense (1,513 with sparsity)
         "H200": 989e12,  # NVIDIA H200 data sheet, BF16 dense
         "GH200": 989e12,  # NVIDIA GH200 data sheet, BF16 dense
+        "B200": 2.25e15,  # NVIDIA DGX B200 data sheet: 72 PFLOPS of FP8 with sparsity for 8, BF16 dense a quarter
+        "L40S": 362e12,  # NVIDIA L40S data sheet, BF16 dense (733 with sparsity)
+        "MI300X": 1307.4e12,  # AMD Instinct MI300X data sheet, BF16 dense
     }
 )
 """Dense 16-bit operations per second of one GPU, by name; a GPU that is not here has no known peak."""
@@ -30,9 +34,32 @@ MEMORY_BANDWIDTH: Final[Mapping[str, float]] = MappingProxyType(
         "H100 PCIe": 2.0e12,
         "H200": 4.8e12,
         "GH200": 4.0e12,  # of HBM3; 4.9e12 of HBM3e
+        "B200": 8.0e12,
+        "L40S": 0.864e12,
+        "MI300X": 5.3e12,
     }
 )
-"""Bytes per second of a GPU's memory, by NVIDIA's data sheets."""
+"""Bytes per second of a GPU's memory, by its maker's data sheets."""
+
+_NAMED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        r"V100-SXM": "V100",
+        r"A100-(SXM|PCI)": "A100",
+        r"A40$": "A40",
+        r"H100 80GB HBM3$": "H100 SXM",
+        r"H100 PCIe$": "H100 PCIe",
+        r"H200$": "H200",
+        r"GH200 ": "GH200",
+        r"B200$": "B200",
+        r"L40S$": "L40S",
+    }
+)
+
+
+def gpu_named(text: str) -> str | None:
+    """The GPU of PEAK_FLOPS that CUDA names so, such as "NVIDIA A100-SXM4-80GB"; None of any other."""
+    found = [gpu for pattern, gpu in _NAMED.items() if re.match(rf"(NVIDIA |Tesla ){pattern}", text)]
+    return found[0] if found else None
 
 
 def step_flops(shape: Shape, samples: int, *, is_attention_causal: bool = True) -> int:
@@ -50,6 +77,16 @@ def step_flops(shape: Shape, samples: int, *, is_attention_causal: bool = True) 
     mixed = 0 if shape.experts is None else 6 * matrices * h * shape.experts.expert_ffn * shape.experts.top_k
     mlps = dense * (shape.layers - shape.expert_layers) + mixed * shape.expert_layers
     return samples * s * (shape.layers * attention + mlps + 6 * h * shape.vocabulary)
+
+
+def repeated_flops(shape: Shape, samples: int, recompute: Recompute) -> int:
+    """Operations of a step that are done a second time: attention's core alone, or the layers' whole forward pass."""
+    if recompute is Recompute.NONE:
+        return 0
+    if recompute is Recompute.SELECTIVE:
+        return samples * shape.sequence * shape.layers * 2 * shape.sequence * shape.query_size
+    head = 6 * samples * shape.sequence * shape.hidden * shape.vocabulary
+    return (step_flops(shape, samples) - head) // 3
 
 
 def approximate_flops(parameters: int, tokens: int, *, is_recomputed: bool) -> int:

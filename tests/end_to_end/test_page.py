@@ -18,7 +18,7 @@ import pytest
 from emission_samples import small
 from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, fetch_json
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
-from service.fake_service import JOB, NOW_NS
+from service.fake_service import JOB, LACKING, NOW_NS
 from service.job.plan_samples import pattern_of
 
 from ncclscope_service.serve.routes import to_json
@@ -93,7 +93,8 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
         expect(page.locator(".multiple")).to_have_count(3)
         expect(page.locator(".multiple .js-plotly-plot")).to_have_count(3)
         expect(page.locator("#lost-time .js-plotly-plot")).to_have_count(1)
-        expect(page.locator("#plan-verdict")).to_have_text("the description says layers 5, the traffic says 4")
+        expect(page.locator("#plan-verdict")).to_have_text(LACKING)
+        expect(page.locator("#plan-speed")).to_contain_text("H100 SXM")
         expect(page.locator("#plan tbody tr")).to_have_count(2)
         expect(page.locator("#plan tbody tr").last).to_contain_text("layers; UNEXPLAINED")
         expect(page.locator("#lost-time-list li").first).to_contain_text("rank 37 on gpu-node04 holds up ranks 32-36")

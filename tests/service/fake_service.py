@@ -56,7 +56,6 @@ from ncclscope_service.show.overview import (
 )
 from ncclscope_service.store.plan_records import (
     PlanClass,
-    PlanEdit,
     PlanField,
     PlanLine,
     PlanRecord,
@@ -579,8 +578,11 @@ def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
     ]
 
 
+LACKING: Final = "48 operations are unexplained, and no single field of the description explains them"
+
+
 def plan(job: str = JOB) -> PlanRecord:
-    """A job of two stages whose description has a layer too many."""
+    """A job of two stages that lacks operations of a layer."""
     rule = PlanRule(operations=40, source="Megatron-LM <core_r0.13.0> tensor_parallel/mappings.py")
     wrong = PlanLine(
         groups=("tp",), comm_size=8, op="AllReduce", dtype="BF16", count=131_072, expected=40, observed=32,
@@ -594,16 +596,12 @@ def plan(job: str = JOB) -> PlanRecord:
         rules={"pipeline": replace(rule, operations=8)}, why="pipeline",
     )  # fmt: skip
     return PlanRecord(
-        job=job, model="5 layers, hidden <512>", verdict="the description says layers 5, the traffic says 4",
+        job=job, model="5 layers, hidden <512>", verdict=LACKING,
         rules="rules of megatron 0.13", may_raise=True, not_covered=(), not_nccl=(),
         fields={"layers": PlanField(value=5, source="model.toml")}, micro_batches=8, batch="64 / (8 x 1)",
         rank_order="tp-cp-ep-dp-pp", iterations=(3, 4, 5), rank_iterations=6, rank_iterations_with_lost_lines=0,
         rank_iterations_skipped=0, unexplained_operations=48, unexplained_bytes=48 * 262_144,
-        edits=(
-            PlanEdit(
-                field="layers", described=5, observed=4, sentence="the description says layers 5, the traffic says 4"
-            ),
-        ),
+        edits=(),
         classes=(PlanClass(ranks=(0, 8), iterations=(3, 4, 5), rank_iterations=6, lines=(sent, wrong)),),
     )  # fmt: skip
 
@@ -690,7 +688,7 @@ class FakeService:
         store = maker.make()
         store.findings.extend(self.extra_findings)
         store.plans[self.shape.job] = plan(self.shape.job)
-        store.description = description(self.shape)
+        store.description, store.gpu = description(self.shape), "H100 SXM"
         if self.is_silent:
             store.verdicts[self.shape.job] = hanging(self.shape.late_rank, self.shape.job)
         self.aliases.update(store.communicators, store.members)

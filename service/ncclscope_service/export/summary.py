@@ -23,6 +23,7 @@ from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffi
 from ncclscope_service.export.totals import Calls, Group, Total, Totals, op_name, totals
 from ncclscope_service.job.iterations import summarise
 from ncclscope_service.job.step_budget import MeanStep, mean_step
+from ncclscope_service.job.utilization import Utilization, utilization_of
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.rollup.usage import Signature
@@ -94,6 +95,26 @@ def mean_steps(selection: Selection, sums: Totals) -> list[MeanStep]:
     job_of = jobs[sums.budget.rows["process"]] if len(sums.budget.rows) else np.empty(0, dtype=object)
     found = [mean_step(sums.budget, job, job_of == job) for job in selection.jobs]
     return [step for step in found if step is not None]
+
+
+def utilizations(selection: Selection, sums: Totals) -> list[Utilization]:
+    """What share of their peak GPUs compute, by job whose description and GPU are known."""
+    jobs = np.asarray(selection.store.process_job, dtype=object)
+    job_of = jobs[sums.iterations["process"]] if len(sums.iterations) else np.empty(0, dtype=object)
+    found = [
+        utilization_of(selection.store, job, summarise(sums.iterations[job_of == job]).median_ns)
+        for job in selection.jobs
+    ]
+    return [each for each in found if each is not None]
+
+
+def utilization_text(of: Utilization) -> str:
+    """A sentence for people."""
+    again = "" if of.hfu == of.mfu else f"; {of.hfu:.1%} with what is computed again (HFU)"
+    return (
+        f"{of.mfu:.1%} of the GPUs' peak is used by the model (MFU): {of.step_flops:.3g} operations of a step on "
+        f"{of.ranks:,} {of.gpu}, {of.peak_flops / 1e12:,.0f} TFLOP/s each{again}"
+    )
 
 
 def signatures_document(selection: Selection, sums: Totals) -> list[dict[str, object]]:
@@ -304,6 +325,7 @@ def summary_document(
         "outside_nccl": [asdict(each) for each in outside_totals(selection)],
         "iterations": iterations_document(selection, sums),
         "step_budget": [asdict(step) for step in mean_steps(selection, sums)],
+        "utilization": [asdict(each) for each in utilizations(selection, sums)],
         "signatures": signatures_document(selection, sums),
         "inspector": inspector_document(selection),
         "communicators": len(selection.communicators),

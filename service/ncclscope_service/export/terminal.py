@@ -37,6 +37,8 @@ from ncclscope_service.export.summary import (
     mean_steps,
     no_operations,
     seen_ranks,
+    utilization_text,
+    utilizations,
     verdict_text,
 )
 from ncclscope_service.export.tables.kernels_file import kernel_totals, outside_totals
@@ -116,6 +118,8 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
             if part.share >= LEAST_SHARE
         ]
         yield from _table(("part", "kind", "time", "share"), rows)
+    for of in utilizations(selection, sums):
+        yield _printable(f"{of.job}: {utilization_text(of)}" if len(selection.jobs) > 1 else utilization_text(of))
     if waited := waited_for_rows(selection):
         yield "Who is waited for"
         head = ("rank", "kind", "collectives", "came last", "others waited")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -30,6 +30,7 @@ from ncclscope_service.columns.group_by import OperationsByProcess, distinct_tog
 from ncclscope_service.columns.intervals import Coverage, Integers, Spans, union
 from ncclscope_service.columns.table import AnyRows, Ids
 from ncclscope_service.job.step_budget import MeanStep, mean_step, replays_of_their_own, step_budget
+from ncclscope_service.job.utilization import Utilization, utilization_of
 from ncclscope_service.rollup.window import MAX_OPERATIONS
 from ncclscope_service.store.rows import IterationBy, Match
 from ncclscope_service.store.tables import Store
@@ -277,6 +278,8 @@ class IterationSummary:
     """Of that, time without another kernel, as a share of its iterations'."""
     step: MeanStep | None
     """Where a step goes, of those whose kernels are all known."""
+    utilization: Utilization | None = None
+    """Of the GPUs' peak."""
 
 
 def iteration_times(store: Store, operations: AnyRows) -> Columns:
@@ -350,9 +353,10 @@ class IterationSummaries:
                 self._steps = {job: mean_step(budget, job, of_part == place) for place, job in enumerate(jobs)}
                 self._steps_at_ns = now_ns
             of_iteration = _jobs_of(store, jobs, found)
-            self._by_job = {
-                job: summarise(found[of_iteration == place], self._steps[job]) for place, job in enumerate(jobs)
-            }
+            self._by_job = {}
+            for place, job in enumerate(jobs):
+                of = summarise(found[of_iteration == place], self._steps[job])
+                self._by_job[job] = replace(of, utilization=utilization_of(store, job, of.median_ns))
             self._at_ns = now_ns
         return self._by_job
 

@@ -212,6 +212,9 @@ def _add_iterations(collected: _Collected, of_jobs: Mapping[str, IterationSummar
             collected.add("ncclscope_iteration_seconds", None if duration is None else duration * 1e-9, job, percentile)
         collected.add("ncclscope_communication_ratio", summary.communication_ratio, job)
         collected.add("ncclscope_exposed_communication_ratio", summary.exposed_ratio, job)
+        if summary.utilization is not None:
+            collected.add("ncclscope_model_flops_utilization_ratio", summary.utilization.mfu, job)
+            collected.add("ncclscope_hardware_flops_utilization_ratio", summary.utilization.hfu, job)
         for part in () if summary.step is None else summary.step.parts:
             seconds, kind = part.mean_ns * 1e-9, part.parallelism or ""
             collected.add("ncclscope_step_part_seconds", seconds, job, part.part, kind)

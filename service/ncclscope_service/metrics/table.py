@@ -180,6 +180,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     gauge("ncclscope_step_part_seconds", ("job", "part", "parallelism"), "jobs x 9 parts x kinds of parallelism",
           "Where the recent steps of a rank go, mean over ranks and steps whose kernels are all known: computation, "
           "hidden, exposed_transfer, exposed_wait, bubble, imbalance, late, exposed or idle; they sum up to the step."),
+    gauge("ncclscope_model_flops_utilization_ratio", ("job",), _PER_JOB,
+          "Operations of the model in a step as a share of what the GPUs' 16-bit peak allows in the median iteration "
+          "(MFU)."),
+    gauge("ncclscope_hardware_flops_utilization_ratio", ("job",), _PER_JOB,
+          "The same with what is computed again in the backward pass (HFU)."),
     # What it should communicate
     gauge("ncclscope_plan_known", ("job", "source"), _PER_JOB,
           "Always 1: the job is held against a description (serve --model), the source of which is given."),

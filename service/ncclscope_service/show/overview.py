@@ -18,6 +18,7 @@ from ncclscope_service.detect.settings import THRESHOLDS, split_name
 from ncclscope_service.export.json_files import clock_violation_ratio, clocks_by_host, has_clock_estimate
 from ncclscope_service.intake.aliases import Aliases, Names, with_names
 from ncclscope_service.job.iterations import IterationSummaries, IterationSummary
+from ncclscope_service.job.utilization import Utilization
 from ncclscope_service.rollup.recent_sums import RecentSums, jobs_with_kernels
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.show.communicators import (
@@ -194,6 +195,8 @@ class JobView:
     step: StepTimeView | None
     """None while no step has ended, or the job's steps are not known."""
     exposed_ratio: float | None
+    utilization: Utilization | None
+    """Of the GPUs' peak; None where the description or the GPU is not known."""
     """Share of a step in which NCCL kernels ran and no other kernel of that GPU did; None without computation."""
     alignment: AlignmentView
     mix: tuple[MixEntry, ...]
@@ -474,6 +477,7 @@ class _JobViews:
             begin_ns=begin_of_job(store, self._sums, name, self._now_ns),
             step=step_time(store.step_histories.get(name), [each for each in store.findings if each.job == name]),
             exposed_ratio=self._summaries[name].exposed_ratio,
+            utilization=self._summaries[name].utilization,
             alignment=self._alignments.of_job(name),
             mix=mix,
         )

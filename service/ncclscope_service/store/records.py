@@ -349,6 +349,8 @@ class Captures:
     """The latest end of any, on its host's clock."""
     graph_launches: int = 0
     """CUDA graphs that were recorded as a whole, in all of them."""
+    gpus: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    """By host, what the last one with GPUs says of them (`CaptureSeen.gpu`)."""
     _kept: deque[tuple[int, CaptureSeen]] = field(default_factory=deque[tuple[int, CaptureSeen]])
 
     @property
@@ -367,6 +369,7 @@ class Captures:
         self._kept.append(source_and_capture)
         self.newest_ns = max(self.newest_ns, source_and_capture[1].end_ns)
         self.graph_launches += source_and_capture[1].graph_launches
+        self.gpus[source_and_capture[1].host] = source_and_capture[1].gpu
 
     def since(self, capture_id: int) -> list[tuple[int, CaptureSeen]]:
         """Those with this id or a later one, as far as they are kept."""
@@ -381,7 +384,7 @@ class Captures:
 
     def copy(self) -> Captures:
         """A copy that shares nothing that changes."""
-        return replace(self, _kept=self._kept.copy())
+        return replace(self, gpus=self.gpus.copy(), _kept=self._kept.copy())
 
 
 REFERENCED_AT_ONCE: Final = 4096

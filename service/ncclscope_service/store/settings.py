@@ -90,6 +90,8 @@ class PipelineSettings:
     """Transfers of another run of this machine: what those of this run should take."""
     description: Completed | None = None
     """What a job is: those of so many ranks are held against it."""
+    gpu: str | None = None
+    """Of all nodes, one of `flops.PEAK_FLOPS`; None: as captures name it."""
     thresholds: dict[str, float] = field(default_factory=dict[str, float])
     """Thresholds of detectors that are not as by default, by name (`detect.settings.THRESHOLDS`)."""
     seen_hangs: tuple[Finding, ...] = ()

@@ -173,6 +173,8 @@ class Store:
     """Of another run of this machine, as the user gave it."""
     description: Completed | None = None
     """Of a job, as the user gave it."""
+    gpu: str | None = None
+    """Of all nodes, as the user named it."""
     plans: dict[str, PlanRecord] = field(default_factory=dict[str, PlanRecord])
     """By job that the description fits: what the last look showed of a sample of its ranks."""
     clocks: dict[str, JobClocks] = field(default_factory=dict[str, JobClocks])

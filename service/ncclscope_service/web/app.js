@@ -187,7 +187,7 @@ const askFor = (route, job) => {
       { path: `${at}/steps`, every: 5000, cards: ["steps"], draw: (found) => drawSteps(found, state.overview.findings.filter((finding) => finding.job === job.name)) },
       ...(isWhole() ? [{ path: `${at}/bandwidth?${range}`, every: 5000, cards: ["bandwidth"], draw: (found) => drawWholeBandwidth(job.name, found) }] : []),
       { path: `${at}/lost-time?${range}`, every: 5000, cards: ["lost-time"], draw: (found) => drawLostTime("lost-time", job.name, found, go) },
-      { path: `${at}/plan`, every: 10_000, cards: ["plan"], draw: drawPlan },
+      { path: `${at}/plan`, every: 10_000, cards: ["plan"], draw: (found) => drawPlan(found, state.overview.jobs.find((each) => each.name === job.name)) },
       { path: `${at}/plan/pattern`, every: 10_000, cards: ["plan-expected"], draw: drawPlanPattern },
       { path: `${at}/layout`, every: 10_000, cards: ["layout"], draw: (found) => drawLayout(found, job.name, state.overview.findings.filter((finding) => finding.job === job.name && finding.until_ns === null)) },
       { path: `${at}/node-graph`, every: 10_000, cards: ["node-graph"], draw: (found) => drawNodeGraph(found, job.name) },

@@ -9,7 +9,14 @@ const count = (value) => value.toLocaleString("en");
 
 const MOST_CLASSES = 4;
 
-export const drawPlan = (plan) => {
+// What share of their peak the job's GPUs compute.
+const speedOf = (utilization) => {
+  if (!isKnown(utilization)) return "MFU: not known, without the GPU (serve --gpu, or an nsys export), the step time, or a description that the traffic agrees with";
+  const { gpu, ranks, mfu, hfu } = utilization;
+  return `MFU ${percent(mfu)} of ${ranks} ${gpu}, ${count(Math.round(utilization.peak_flops / 1e12))} TFLOP/s each${hfu === mfu ? "" : `; with what is computed again (HFU) ${percent(hfu)}`}`;
+};
+
+export const drawPlan = (plan, job) => {
   const card = byId("plan-card");
   card.hidden = plan === null;
   if (plan === null) return;
@@ -18,6 +25,7 @@ export const drawPlan = (plan) => {
   const verdict = byId("plan-verdict");
   verdict.className = plan.unexplained_operations ? "guilty" : "quiet";
   setText("plan-verdict", plan.verdict);
+  setText("plan-speed", speedOf(job?.utilization));
   if (plan.classes.length === 0) return nothingIn(byId("plan"), "Not recorded: no whole iteration of a known rank is in memory.");
   const { classes } = plan;
   const more = classes.length > MOST_CLASSES ? [element("p", { class: "quiet" }, `and ${classes.length - MOST_CLASSES} more groups of ranks: ncclscope explain`)] : [];

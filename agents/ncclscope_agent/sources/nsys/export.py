@@ -406,4 +406,5 @@ class _Reading:
                 limit=self._limits.warnings,
                 length=self._limits.warning_length,
             ),
+            gpu=metadata.gpu_name(self._opened),
         )

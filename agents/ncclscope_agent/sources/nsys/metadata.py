@@ -33,6 +33,7 @@ def shown_warnings(
 
 
 _LONGEST_HOST: Final = 253
+_LONGEST_GPU: Final = 64
 
 
 def session_of(opened: OpenExport) -> Session:
@@ -72,6 +73,16 @@ def recorded_host(opened: OpenExport) -> str | None:
     row = opened.connection.execute(query).fetchone()
     name = "" if row is None or row[0] is None else str(row[0]).strip().split(".", 1)[0]
     return name[:_LONGEST_HOST] or None
+
+
+def gpu_name(opened: OpenExport) -> str | None:
+    """What CUDA calls the GPUs of the host; None if they differ."""
+    if not opened.layout.has(schema.GPU, "name"):
+        return None
+    rows = opened.connection.execute(
+        f"SELECT DISTINCT substr(name, 1, {_LONGEST_GPU}) FROM main.{schema.GPU} WHERE typeof(name) = 'text' LIMIT 2"
+    ).fetchall()
+    return str(rows[0][0]) if len(rows) == 1 else None
 
 
 def has_payloads(opened: OpenExport) -> bool:

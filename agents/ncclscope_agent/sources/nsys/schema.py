@@ -28,6 +28,7 @@ SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
 ANALYSIS: Final = "ANALYSIS_DETAILS"
 SYSTEM: Final = "TARGET_INFO_SYSTEM_ENV"
 DIAGNOSTICS: Final = "DIAGNOSTIC_EVENT"
+GPU: Final = "TARGET_INFO_GPU"
 
 LOOKED_FOR: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -61,8 +62,9 @@ LOOKED_FOR: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """Tables and columns whose absence loses something, and is therefore reported (`CaptureSeen.missing`)."""
 
-READ_TABLES: Final = frozenset({*LOOKED_FOR, *META_TABLES, GRAPH_TRACE})
-"""Every table that is read. GRAPH_TRACE is there only when CUDA graphs were launched: its absence loses nothing."""
+READ_TABLES: Final = frozenset({*LOOKED_FOR, *META_TABLES, GRAPH_TRACE, GPU})
+"""Every table that is read. GRAPH_TRACE is there only when CUDA graphs were launched: its absence loses nothing, and
+that of GPU a name."""
 
 NVTX_PUSH_POP: Final = 59
 NVTX_START_END: Final = 60

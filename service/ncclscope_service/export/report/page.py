@@ -383,7 +383,7 @@ def _contents(
     yield "When", figures.over_time()
     yield "What was communicated", _communicated(selection, sums, figures)
     if any(job in selection.store.plans for job in selection.jobs):
-        yield "Plan", plan_section(selection, figures, patterns)
+        yield "Plan", plan_section(selection, sums, figures, patterns)
     yield "How each group communicates", _signatures(selection, sums, figures)
     yield "Who sent to whom", figures.traffic()
     if figures.pictures:

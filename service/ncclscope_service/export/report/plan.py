@@ -9,6 +9,8 @@ from typing import Final
 from ncclscope_service.export.report.figures import Figures
 from ncclscope_service.export.report.tables import bytes_text, cell, count_text, ratio_text, table
 from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.summary import utilization_text, utilizations
+from ncclscope_service.export.totals import Totals
 from ncclscope_service.job.plan_pattern import pattern_of_plan, plan_pattern
 from ncclscope_service.store.plan_records import PlanClass, PlanExperts, PlanLine, PlanPattern, PlanRhythm
 
@@ -37,14 +39,18 @@ def plan_maps(patterns: Mapping[str, PlanPattern]) -> list[dict[str, object]]:
     return maps
 
 
-def plan_section(selection: Selection, figures: Figures, patterns: Mapping[str, PlanPattern]) -> Iterator[str]:
+def plan_section(
+    selection: Selection, sums: Totals, figures: Figures, patterns: Mapping[str, PlanPattern]
+) -> Iterator[str]:
     """The verdict of each job that has a description, who should talk to whom, and a table for each kind of rank."""
+    used = utilizations(selection, sums)
     for job in selection.jobs:
         plan = selection.store.plans.get(job)
         if plan is None:
             continue
         yield f'<p class="lead">{escape(job)}: {escape(plan.verdict)}.</p>'
         yield f"<p>{escape(plan.model)}; {escape(plan.rules)}.</p>"
+        yield from (f"<p>{escape(utilization_text(of))}.</p>" for of in used if of.job == job)
         pattern = patterns.get(job)
         if pattern is not None:
             yield from _pattern(pattern, figures, list(patterns).index(job))
