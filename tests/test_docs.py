@@ -149,7 +149,8 @@ def test_every_time_out_is_in_the_architecture(repository: Path) -> None:
     page = (repository / "docs" / "internals" / "architecture.md").read_text()
     code = (repository / "service" / "ncclscope_service" / "store" / "settings.py").read_text()
     names = set(re.findall(r"^([A-Z_]+): Final", code, re.MULTILINE)) - {"SECOND_NS"}
-    of_users = {"sizes", "gpus_per_node", "baseline", "calibration", "description", "thresholds", "seen_hangs"}
+    of_users = {"sizes", "gpus_per_node", "gpu", "baseline", "calibration", "description", "expected_step"}
+    of_users |= {"thresholds", "seen_hangs"}
     names |= {field.name for field in fields(PipelineSettings)} - of_users
     named = set(re.findall(r"`(\w+)`", page))
     assert names <= named, names - named

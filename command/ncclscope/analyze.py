@@ -22,6 +22,7 @@ from ncclscope.description_files import describe, gpu_option, model_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope.thresholds import Thresholds, threshold_options
+from ncclscope_models.expected_step import expected_step
 from ncclscope_wire.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
@@ -130,12 +131,14 @@ def analyze(
     bounds = _bounds(iterations)
     require_writable(out, "--out")
     described = describe(models).completed if models else None
+    read_before = read_calibrations(calibrations)
     settings = PipelineSettings(
         sizes=sizes.for_pipeline(),
         gpus_per_node=sizes.gpus_per_node,
         baseline=read_baselines(baselines),
-        calibration=transfers_of(read_calibrations(calibrations)),
+        calibration=transfers_of(read_before),
         description=described,
+        expected_step=expected_step(described.job, read_before, gpu) if described else None,
         gpu=gpu,
         thresholds=thresholds(),
         seen_hangs=_seen_hangs(seen, job),

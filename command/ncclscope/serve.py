@@ -25,6 +25,7 @@ from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
 from ncclscope.sizes import Sizes, size_options
 from ncclscope.thresholds import Thresholds, threshold_options
+from ncclscope_models.expected_step import expected_step
 
 if TYPE_CHECKING:
     from ncclscope_service.keep.persistence import PersistenceSettings
@@ -241,6 +242,7 @@ def serve(
     require_writable(data, "--data")
     if snapshot_on_end is not None:
         require_writable(snapshot_on_end, "--snapshot-on-end")
+    described, read_before = describe(models).completed if models else None, read_calibrations(calibrations)
     settings = ServiceSettings(
         version=__version__,
         agents=ListenSettings(host=agents_host, port=agents_port),
@@ -255,8 +257,9 @@ def serve(
             sizes=sizes.for_pipeline(),
             gpus_per_node=sizes.gpus_per_node,
             baseline=read_baselines(baselines),
-            calibration=transfers_of(read_calibrations(calibrations)),
-            description=describe(models).completed if models else None,
+            calibration=transfers_of(read_before),
+            description=described,
+            expected_step=expected_step(described.job, read_before, gpu) if described else None,
             gpu=gpu,
             thresholds=thresholds(),
         ),

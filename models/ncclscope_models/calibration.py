@@ -45,6 +45,8 @@ class Calibration:
     """None where kernels or computation were not recorded."""
     median_step_ns: int | None
     """Of all iterations with a known duration."""
+    description: Mapping[str, int | bool | str] | None = None
+    """Fields of the job that was recorded, if it was described and sent what its description says."""
 
 
 def document_of(calibrations: Sequence[Calibration]) -> dict[str, object]:
@@ -60,6 +62,7 @@ def _job_document(of: Calibration) -> dict[str, object]:
         "ranks_per_node": of.ranks_per_node,
         "has_switch": of.times.has_switch,
         "median_step_ns": of.median_step_ns,
+        "description": of.description,
         "step": None
         if step is None
         else {
@@ -128,6 +131,7 @@ def _calibration(job: dict[str, Any]) -> Calibration:
             parts={(str(each["part"]), each["parallelism"]): int(each["ns"]) for each in step["parts"]},
         ),
         median_step_ns=None if job["median_step_ns"] is None else int(job["median_step_ns"]),
+        description=None if job.get("description") is None else dict(job["description"]),
     )
 
 

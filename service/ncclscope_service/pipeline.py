@@ -70,7 +70,11 @@ class Pipeline:
         """`make_estimator`: that of the clocks of a job; `make_detectors`: those of a job."""
         self.settings = own = settings or PipelineSettings()
         self.store = known = Store(
-            measured_baseline=own.baseline, calibration=own.calibration, description=own.description, gpu=own.gpu
+            measured_baseline=own.baseline,
+            calibration=own.calibration,
+            description=own.description,
+            expected_step=own.expected_step,
+            gpu=own.gpu,
         )
         self.errors = InternalErrors()
         self.recent = RecentSums(known)

@@ -18,6 +18,7 @@ import numpy as np
 import uvicorn
 
 from ncclscope_models.description import Completed, Description, Given, Value, completed
+from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_models.job import ModelError
 from ncclscope_service.columns.buckets import window_until
 from ncclscope_service.detect.settings import checked_change
@@ -689,6 +690,7 @@ class FakeService:
         store.findings.extend(self.extra_findings)
         store.plans[self.shape.job] = plan(self.shape.job)
         store.description, store.gpu = description(self.shape), "H100 SXM"
+        store.expected_step = ExpectedStep(low=0.48, typical=0.5, high=0.52, run="before", is_same=True)
         if self.is_silent:
             store.verdicts[self.shape.job] = hanging(self.shape.late_rank, self.shape.job)
         self.aliases.update(store.communicators, store.members)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_models.description import Completed
+from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_service.clock.causality import ClockCheck
 from ncclscope_service.clock.host_clocks import Clocks
 from ncclscope_service.columns import row_ops
@@ -46,6 +47,7 @@ from ncclscope_service.detect.progress import ProgressTable, progress_of_operati
 from ncclscope_service.detect.reported import LoggedFact, ProcessKey, Reported
 from ncclscope_service.detect.settings import settings_of
 from ncclscope_service.detect.slow_steps import SlowSteps
+from ncclscope_service.detect.slower_than_plan import SlowerThanPlan
 from ncclscope_service.detect.stopped_logging import StoppedLogging
 from ncclscope_service.detect.verdict import EndOfRanks, end_of_ranks, judge_end
 from ncclscope_service.job.iteration_numbering import Periods
@@ -84,6 +86,7 @@ class Detectors:
     _flight_records: FlightRecords = field(default_factory=FlightRecords)
     _machines: Machines = field(default_factory=Machines)
     _off_plan: OffPlan = field(default_factory=OffPlan)
+    _slower_than_plan: SlowerThanPlan = field(default_factory=SlowerThanPlan)
 
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
@@ -118,6 +121,7 @@ class Detectors:
     def ingest_steps(self, steps: Columns, context: Context) -> None:
         """Steps of the job (`step_times.STEP`), as they end."""
         self._slow_steps.ingest_steps(steps, context)
+        self._slower_than_plan.ingest_steps(steps)
 
     def ingest_newest_lines(self, lines: Mapping[ProcessKey, int]) -> None:
         """By process: the line of its newest operation, if it has logged any."""
@@ -135,14 +139,21 @@ class Detectors:
             self._misconfiguration.compare(worlds(), context, at_ns)
 
     def compare_plan(
-        self, described: Completed | None, lines: Callable[[], StepLines], context: Context, at_ns: int
+        self,
+        described: Completed | None,
+        expected: ExpectedStep | None,
+        lines: Callable[[], StepLines],
+        context: Context,
+        at_ns: int,
     ) -> PlanRecord | None:
         """Holds the job against its description, if it is time to; `lines`: those of a sample of ranks.
 
-        Gives what the last look showed; None if the description is not of this job.
+        Its steps against what is `expected` of them. Gives what the last look showed; None if the description is not of
+        this job.
         """
         if described is not None and self._off_plan.is_due(described, context, at_ns):
             self._off_plan.compare(described, lines, context, at_ns)
+        self._slower_than_plan.compare(expected, self._off_plan.record, context, at_ns)
         return self._off_plan.record if described is not None else None
 
     def ingest_clock_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
@@ -220,12 +231,14 @@ class Detectors:
         )
         late, groups = self._late_rank.findings(), bandwidth.context.groups.values() if bandwidth.context else ()
         causes = [*late, *slow, *hangs, *mismatches]
+        slow_steps = self._slow_steps.findings(causes)
         found = by_urgency(
             [
                 *hangs,
                 *mismatches,
                 *without_explained([*slow, *below, *late], {group.comm_id: group for group in groups}),
-                *self._slow_steps.findings(causes),
+                *slow_steps,
+                *self._slower_than_plan.findings([*causes, *below, *slow_steps]),
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
                 *self._reported.findings(now_ns, is_stuck=self._hang.is_open or bool(open_ones)),
                 *self._flight_records.findings(),
@@ -604,7 +617,7 @@ class Detection:
             found.gaps |= {(rank, iteration) for rank, iteration in found.seen if rank in lossy}
             return found
 
-        record = detectors.compare_plan(known.description, lines, context, now_ns)
+        record = detectors.compare_plan(known.description, known.expected_step, lines, context, now_ns)
         if record is not None:
             known.plans[context.job] = record
         else:

@@ -37,9 +37,11 @@ _EXPLAIN: Final = frozenset(
         FindingKind.SLOW_DRIFT,
         FindingKind.HANG,
         FindingKind.MISMATCH,
+        FindingKind.BELOW_LIMIT,
+        FindingKind.SLOW_STEPS,
     }
 )
-"""Kinds of findings that say why steps are longer."""
+"""Kinds of findings that say why steps are longer, or that they are."""
 
 
 class SlowSteps:
@@ -89,7 +91,7 @@ class SlowSteps:
         is_due = self._context.is_over or self._newest_ns - self._alarmed_ns >= wait_ns
         if self._alarm is not None and is_due:
             found.append(self._finding(self._alarm))
-        return [each for each in found if not any(_explains(other, each) for other in others)]
+        return [each for each in found if not any(explains(other, each) for other in others)]
 
     def _remember_before(self, drop: Drop) -> None:
         """Keeps what steps were: an alarm may stay on for longer than steps are remembered."""
@@ -132,7 +134,7 @@ class SlowSteps:
         )
 
 
-def _explains(other: Finding, slow: Finding) -> bool:
+def explains(other: Finding, slow: Finding) -> bool:
     """Whether this finding says why steps were longer: it is of such a kind, and was open at some time of theirs."""
     is_before = other.until_ns is not None and other.until_ns < slow.since_ns
     is_after = slow.until_ns is not None and other.since_ns > slow.until_ns

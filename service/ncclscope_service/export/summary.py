@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_models.expected_step import ExpectedStep
+from ncclscope_service.detect.context import duration_text
 from ncclscope_service.export.benchmarks import amount_text, benchmarks_document
 from ncclscope_service.export.json_files import clock_reference, clock_violation_ratio
 from ncclscope_service.export.selection import Selection, seats
@@ -106,6 +108,13 @@ def utilizations(selection: Selection, sums: Totals) -> list[Utilization]:
         for job in selection.jobs
     ]
     return [each for each in found if each is not None]
+
+
+def expected_step_text(of: ExpectedStep) -> str:
+    """A sentence for people."""
+    how = "the same job" if of.is_same else f"{of.run}, laid out differently,"
+    low, typical, high = (duration_text(seconds * 1e9) for seconds in (of.low, of.typical, of.high))
+    return f"a step should take {typical} ({low} to {high}), since {how} was recorded on this machine"
 
 
 def utilization_text(of: Utilization) -> str:
@@ -325,6 +334,9 @@ def summary_document(
         "outside_nccl": [asdict(each) for each in outside_totals(selection)],
         "iterations": iterations_document(selection, sums),
         "step_budget": [asdict(step) for step in mean_steps(selection, sums)],
+        "expected_step": [
+            {"job": job, **asdict(of)} for job in selection.jobs if (of := store.expected_step_of(job)) is not None
+        ],
         "utilization": [asdict(each) for each in utilizations(selection, sums)],
         "signatures": signatures_document(selection, sums),
         "inspector": inspector_document(selection),

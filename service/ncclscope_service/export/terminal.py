@@ -26,6 +26,7 @@ from ncclscope_service.export.summary import (
     PART_WORDS,
     capture_notes,
     captured_ratio,
+    expected_step_text,
     gaps,
     has_inspector,
     has_kernels,
@@ -118,8 +119,12 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
             if part.share >= LEAST_SHARE
         ]
         yield from _table(("part", "kind", "time", "share"), rows)
-    for of in utilizations(selection, sums):
-        yield _printable(f"{of.job}: {utilization_text(of)}" if len(selection.jobs) > 1 else utilization_text(of))
+    said = [(of.job, utilization_text(of)) for of in utilizations(selection, sums)]
+    for job in selection.jobs:
+        if (expected := selection.store.expected_step_of(job)) is not None:
+            said.append((job, expected_step_text(expected)))
+    for job, sentence in said:
+        yield _printable(f"{job}: {sentence}" if len(selection.jobs) > 1 else sentence)
     if waited := waited_for_rows(selection):
         yield "Who is waited for"
         head = ("rank", "kind", "collectives", "came last", "others waited")

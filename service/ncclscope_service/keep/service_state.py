@@ -233,7 +233,7 @@ class ServiceState:
 
     @classmethod
     def restore(cls, snapshot: state.Part, settings: PipelineSettings | None = None) -> ServiceState:
-        """The state of a snapshot. `settings` of sizes, windows, baseline, calibration and description count now.
+        """The state of a snapshot. `settings` of sizes, windows and what is known of machine and job count now.
 
         Raises:
             StateError: the snapshot is damaged, or another version wrote it.
@@ -244,6 +244,8 @@ class ServiceState:
             restored.pipeline.store.measured_baseline = settings.baseline
             restored.pipeline.store.calibration = settings.calibration
             restored.pipeline.store.description = settings.description
+            restored.pipeline.store.expected_step = settings.expected_step
+            restored.pipeline.store.gpu = settings.gpu
         return restored
 
     def mark_restarted(self, now_ns: int) -> None:

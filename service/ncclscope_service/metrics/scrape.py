@@ -239,6 +239,9 @@ def _add_matches(collected: _Collected, store: Store) -> None:
 def _add_plans(collected: _Collected, store: Store) -> None:
     for job, plan in sorted(store.plans.items()):
         collected.add("ncclscope_plan_known", 1, job, "given")
+        if (step := store.expected_step_of(job)) is not None:
+            for bound in ("low", "typical", "high"):
+                collected.add("ncclscope_expected_step_seconds", getattr(step, bound), job, bound)
         expected, sizes = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
         unexplained = dict.fromkeys((_groups_of(line) for each in plan.classes for line in each.lines), 0)
         for each in plan.classes:

@@ -192,6 +192,9 @@ METRICS: Final[tuple[Metric, ...]] = (
           "Operations of an iteration by the description, of the rank that has most of the ranks that were looked at."),
     gauge("ncclscope_expected_bytes", ("job", "parallelism", "op"), "jobs x kinds of groups x operations",
           "Bytes of these operations, elements x type."),
+    gauge("ncclscope_expected_step_seconds", ("job", "bound"), "jobs x 3",
+          "What a step should take by the description and the calibration of another run: low, typical or high; four "
+          "of five jobs lie between low and high."),
     gauge("ncclscope_unexplained_operations", ("job", "parallelism"), "jobs x kinds of groups",
           "Operations of the last look that are too many or missing for no known reason, over all that it saw."),
     # Who communicates

@@ -13,12 +13,13 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_service.columns.buckets import Int64s, Window, window_until
 from ncclscope_service.detect.settings import THRESHOLDS, split_name
 from ncclscope_service.export.json_files import clock_violation_ratio, clocks_by_host, has_clock_estimate
 from ncclscope_service.intake.aliases import Aliases, Names, with_names
 from ncclscope_service.job.iterations import IterationSummaries, IterationSummary
-from ncclscope_service.job.utilization import Utilization
+from ncclscope_service.job.utilization import Utilization, utilization_of
 from ncclscope_service.rollup.recent_sums import RecentSums, jobs_with_kernels
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.show.communicators import (
@@ -195,6 +196,8 @@ class JobView:
     step: StepTimeView | None
     """None while no step has ended, or the job's steps are not known."""
     exposed_ratio: float | None
+    expected_step: ExpectedStep | None
+    """Seconds, by the description and the calibration of another run."""
     utilization: Utilization | None
     """Of the GPUs' peak; None where the description or the GPU is not known."""
     """Share of a step in which NCCL kernels ran and no other kernel of that GPU did; None without computation."""
@@ -460,6 +463,7 @@ class _JobViews:
         communicators = [each for each in store.listed_communicators() if each.job == name]
         mix = self._mix(communicators)
         shown = most_telling(communicators, self._bytes, self._named)
+        step = step_time(store.step_histories.get(name), [each for each in store.findings if each.job == name])
         return JobView(
             name=name,
             verdict=_verdict(store.verdicts.get(name), self._names),
@@ -475,9 +479,10 @@ class _JobViews:
             bytes=sum(entry.bytes for entry in mix),
             operations_per_second=self._operation_rate(name),
             begin_ns=begin_of_job(store, self._sums, name, self._now_ns),
-            step=step_time(store.step_histories.get(name), [each for each in store.findings if each.job == name]),
+            step=step,
             exposed_ratio=self._summaries[name].exposed_ratio,
-            utilization=self._summaries[name].utilization,
+            expected_step=store.expected_step_of(name),
+            utilization=utilization_of(store, name, None if step is None else step.now_ns),
             alignment=self._alignments.of_job(name),
             mix=mix,
         )

@@ -24,7 +24,7 @@ SLOWS_GROUPS: Final = frozenset(
     {FindingKind.SLOW_LINK, FindingKind.BANDWIDTH_DROP, FindingKind.SLOW_DRIFT, FindingKind.BELOW_LIMIT}
 )
 """Kinds of findings that show in the bandwidth of communicators."""
-LENGTHENS_STEPS: Final = SLOWS_GROUPS | {FindingKind.LATE_RANK, FindingKind.SLOW_STEPS}
+LENGTHENS_STEPS: Final = SLOWS_GROUPS | {FindingKind.LATE_RANK, FindingKind.SLOW_STEPS, FindingKind.SLOWER_THAN_PLAN}
 """Kinds of findings that make steps longer."""
 
 

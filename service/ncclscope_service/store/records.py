@@ -139,6 +139,7 @@ class FindingKind(StrEnum):
     SLOW_STEPS = "slow_steps"
     MISCONFIGURATION = "misconfiguration"
     OFF_PLAN = "off_plan"
+    SLOWER_THAN_PLAN = "slower_than_plan"
     SLOW_DRIFT = "slow_drift"
     CLOCK_FAULT = "clock_fault"
     BLIND = "blind"

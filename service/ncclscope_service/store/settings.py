@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ncclscope_models.description import Completed
+from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_models.transfer_estimate import TransferTimes
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
 from ncclscope_service.store.records import Finding
@@ -90,6 +91,8 @@ class PipelineSettings:
     """Transfers of another run of this machine: what those of this run should take."""
     description: Completed | None = None
     """What a job is: those of so many ranks are held against it."""
+    expected_step: ExpectedStep | None = None
+    """Of the job that `description` is of, by the calibration of another run."""
     gpu: str | None = None
     """Of all nodes, one of `flops.PEAK_FLOPS`; None: as captures name it."""
     thresholds: dict[str, float] = field(default_factory=dict[str, float])

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_models.description import Completed
+from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_models.transfer_estimate import TransferTimes
 from ncclscope_service.columns.group_by import Interner
 from ncclscope_service.columns.table import AnyRows, Ids, Table
@@ -173,6 +174,8 @@ class Store:
     """Of another run of this machine, as the user gave it."""
     description: Completed | None = None
     """Of a job, as the user gave it."""
+    expected_step: ExpectedStep | None = None
+    """Of that job."""
     gpu: str | None = None
     """Of all nodes, as the user named it."""
     plans: dict[str, PlanRecord] = field(default_factory=dict[str, PlanRecord])
@@ -255,6 +258,11 @@ class Store:
         """Whether a log of NCCL was read: only then is known where ranks stopped."""
         kind = SourceKind.NCCL_LOG
         return self.retired.kinds[kind] > 0 or any(state.source.kind is kind for state in self.sources)
+
+    def expected_step_of(self, job: str) -> ExpectedStep | None:
+        """What a step of the job should take; None unless its traffic is what the description says."""
+        plan = self.plans.get(job)
+        return self.expected_step if plan is not None and not plan.edits else None
 
     def templates_of(self, operations: AnyRows, *names: str) -> Columns:
         """The operation template of each of these operations; these columns of it only, if some are named."""

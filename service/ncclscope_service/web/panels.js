@@ -89,7 +89,7 @@ const LOOK_AT = {
   slow_link: LINKS, bandwidth_drop: LINKS, slow_drift: ["nvidia-smi -q -d TEMPERATURE,CLOCK", ...LINKS],
   below_limit: ["nvidia-smi topo -m", "nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv", "'lsmod | grep -E \"peermem|gdrdrv\"'"],
   slow_steps: ["nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE", "'iostat -x 2 3; top -b -n 1 | head -20'"],
-  off_plan: [`'for p in $(${PROCESSES}); do tr "\\0" " " < /proc/$p/cmdline; echo; done'`],
+  slower_than_plan: ["nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE"], off_plan: [`'for p in $(${PROCESSES}); do tr "\\0" " " < /proc/$p/cmdline; echo; done'`],
   misconfiguration: [`'for p in $(${PROCESSES}); do tr "\\0" "\\n" < /proc/$p/environ | grep NCCL_; done'`, "'lsmod | grep peermem'"],
   hang: [DUMP, DRIVER, "ncclras -v"], mismatch: [DUMP],
   reported_failure: [DRIVER, "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT", "ibstat"],

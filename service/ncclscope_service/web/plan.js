@@ -3,7 +3,7 @@
 
 import { drawSquare } from "./detail_charts.js";
 import { byId, element, nothingIn, replace, setText } from "./dom.js";
-import { bytes, isKnown, percent, ranges } from "./format.js";
+import { bytes, duration, isKnown, percent, ranges } from "./format.js";
 
 const count = (value) => value.toLocaleString("en");
 
@@ -11,9 +11,16 @@ const MOST_CLASSES = 4;
 
 // What share of their peak the job's GPUs compute.
 const speedOf = (utilization) => {
-  if (!isKnown(utilization)) return "MFU: not known, without the GPU (serve --gpu, or an nsys export), the step time, or a description that the traffic agrees with";
+  if (!isKnown(utilization)) return "MFU is not known: it needs the GPU (serve --gpu, or an nsys export), step times, and traffic that agrees with the description";
   const { gpu, ranks, mfu, hfu } = utilization;
-  return `MFU ${percent(mfu)} of ${ranks} ${gpu}, ${count(Math.round(utilization.peak_flops / 1e12))} TFLOP/s each${hfu === mfu ? "" : `; with what is computed again (HFU) ${percent(hfu)}`}`;
+  return `The model uses ${percent(mfu)} of the peak (MFU) of ${ranks} ${gpu}, ${count(Math.round(utilization.peak_flops / 1e12))} TFLOP/s each${hfu === mfu ? "" : `; with what is computed again (HFU) ${percent(hfu)}`}`;
+};
+
+const expectedOf = (expected, step) => {
+  if (!isKnown(expected)) return null;
+  const [low, typical, high] = [expected.low, expected.typical, expected.high].map((each) => duration(each));
+  const seen = isKnown(step) ? `A step takes ${duration(step.now_ns / 1e9)}; expected` : "A step should take";
+  return `${seen} ${typical} (${low} to ${high}), since ${expected.is_same ? "the same job" : `${expected.run}, laid out differently,`} was recorded`;
 };
 
 export const drawPlan = (plan, job) => {
@@ -25,11 +32,12 @@ export const drawPlan = (plan, job) => {
   const verdict = byId("plan-verdict");
   verdict.className = plan.unexplained_operations ? "guilty" : "quiet";
   setText("plan-verdict", plan.verdict);
-  setText("plan-speed", speedOf(job?.utilization));
+  replace(byId("plan-speed"), ...[expectedOf(job?.expected_step, job?.step), speedOf(job?.utilization)].filter(isKnown).map((text) => element("li", {}, text)));
+  setText("plan-model", plan.model);
   if (plan.classes.length === 0) return nothingIn(byId("plan"), "Not recorded: no whole iteration of a known rank is in memory.");
   const { classes } = plan;
   const more = classes.length > MOST_CLASSES ? [element("p", { class: "quiet" }, `and ${classes.length - MOST_CLASSES} more groups of ranks: ncclscope explain`)] : [];
-  return replace(byId("plan"), element("p", { class: "quiet" }, plan.model), ...classes.slice(0, MOST_CLASSES).map(tableOf), ...more);
+  return replace(byId("plan"), ...classes.slice(0, MOST_CLASSES).map(tableOf), ...more);
 };
 
 const HEAD = [["Group", false], ["Operation", false], ["Elements", true], ["Expected", true], ["Observed", true], ["Logged", true], ["Wire", true], ["Reason", false]];

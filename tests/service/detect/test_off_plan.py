@@ -105,8 +105,9 @@ def test_it_closes_when_the_description_is_mended_and_goes_on_from_a_state(tmp_p
     kept = ServiceState()
     kept.pipeline = advanced(Pipeline(settings), batches[:cut])
     assert len(_off_plan(kept.pipeline)) == 1
-    right = replace(settings, description=shape.described())
+    right = replace(settings, description=shape.described(), gpu="H200")
     restored = ServiceState.restore(state.snapshot(kept), right).pipeline
     assert restored.store.plans["j"].verdict.startswith("the description says layers 8")
+    assert restored.store.gpu == "H200"
     (finding,) = _off_plan(advanced(restored, batches[cut:], since=cut))
     assert finding.until_ns is not None

@@ -18,7 +18,7 @@ from ncclscope_service.metrics.table import (
 _ONLY_BOUNDED = {"source",
     "job", "communicator", "parallelism", "op", "size_class", "reference", "rank", "comm_id", "size", "identity",
     "hosts", "match", "reason", "family", "host", "agent", "kind", "severity", "version",
-    "outcome", "part", "percentile", "ranks", "receiver", "where",
+    "outcome", "part", "percentile", "bound", "ranks", "receiver", "where",
 }  # fmt: skip
 _BASE_UNITS = {"", "seconds", "bytes", "ratio", "bytes_per_second"}
 _BEGIN, _END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"

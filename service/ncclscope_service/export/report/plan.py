@@ -9,7 +9,7 @@ from typing import Final
 from ncclscope_service.export.report.figures import Figures
 from ncclscope_service.export.report.tables import bytes_text, cell, count_text, ratio_text, table
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.export.summary import utilization_text, utilizations
+from ncclscope_service.export.summary import expected_step_text, utilization_text, utilizations
 from ncclscope_service.export.totals import Totals
 from ncclscope_service.job.plan_pattern import pattern_of_plan, plan_pattern
 from ncclscope_service.store.plan_records import PlanClass, PlanExperts, PlanLine, PlanPattern, PlanRhythm
@@ -50,7 +50,10 @@ def plan_section(
             continue
         yield f'<p class="lead">{escape(job)}: {escape(plan.verdict)}.</p>'
         yield f"<p>{escape(plan.model)}; {escape(plan.rules)}.</p>"
-        yield from (f"<p>{escape(utilization_text(of))}.</p>" for of in used if of.job == job)
+        said = [utilization_text(of) for of in used if of.job == job]
+        if (step := selection.store.expected_step_of(job)) is not None:
+            said.append(expected_step_text(step))
+        yield from (f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" for sentence in said)
         pattern = patterns.get(job)
         if pattern is not None:
             yield from _pattern(pattern, figures, list(patterns).index(job))

@@ -83,6 +83,8 @@ def _calibration(selection: Selection, sums: Totals, job: str, rows: Columns, st
     on_hosts = set(Counter(hosts.values()).values())
     job_of = np.asarray(selection.store.process_job, dtype=object)
     median = summarise(sums.iterations[job_of[sums.iterations["process"]] == job]).median_ns
+    described, plan = selection.store.description, selection.store.plans.get(job)
+    is_sure = described is not None and plan is not None and not plan.unexplained_operations
     return Calibration(
         job=job,
         ranks=len(hosts),
@@ -96,4 +98,5 @@ def _calibration(selection: Selection, sums: Totals, job: str, rows: Columns, st
             parts={(each.part, each.parallelism): round(each.mean_ns) for each in step.parts},
         ),
         median_step_ns=None if median is None else round(median),
+        description={name: given.value for name, given in described.fields.items()} if described and is_sure else None,
     )

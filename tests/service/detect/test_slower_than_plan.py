@@ -1,0 +1,117 @@
+"""Steps against what the description and the calibration of another run foretell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+from emission_samples import small
+from service import fake_service as fake
+
+from ncclscope.offline import run_offline
+from ncclscope_models.calibration import calibrations_of
+from ncclscope_models.expected_step import ExpectedStep, expected_step
+from ncclscope_service.detect.context import Context
+from ncclscope_service.detect.slower_than_plan import SlowerThanPlan
+from ncclscope_service.export.directory import write_run
+from ncclscope_service.job.step_times import STEP
+from ncclscope_service.store.plan_records import PlanEdit, PlanRecord
+from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.settings import PipelineSettings
+from ncclscope_simulator import write
+from ncclscope_wire.batch import Columns
+
+EXPECTED = ExpectedStep(low=0.384, typical=0.4, high=0.416, run="before", is_same=True)
+ON_PLAN = replace(fake.plan("j"), unexplained_operations=0, edits=())
+EDIT = PlanEdit(field="layers", described=3, observed=2, sentence="the description says 3, the traffic says 2")
+
+
+def steps(*milliseconds: float) -> Columns:
+    made = np.zeros(len(milliseconds), STEP)
+    made["duration_ns"] = np.asarray(milliseconds) * 1e6
+    made["started_ns"] = 1_000_000_000 + np.cumsum(made["duration_ns"]) - made["duration_ns"]
+    return made
+
+
+def judged(
+    *milliseconds: float,
+    expected: ExpectedStep | None = EXPECTED,
+    plan: PlanRecord | None = ON_PLAN,
+    others: tuple[Finding, ...] = (),
+) -> list[Finding]:
+    detector = SlowerThanPlan()
+    for each in milliseconds:  # a look after each step
+        detector.ingest_steps(steps(each))
+        detector.compare(expected, plan, Context(job="j"), 0)
+    return detector.findings(others)
+
+
+def test_twenty_steps_beyond_the_limit_are_found_with_what_was_expected() -> None:
+    assert judged(*[440.0] * 19) == []
+    (found,) = judged(*[440.0] * 20)
+    assert found.kind is FindingKind.SLOWER_THAN_PLAN
+    assert found.until_ns is None
+    assert "steps take 440.0 ms, 10.0% longer than the 400.0 ms" in found.summary
+    assert found.evidence["limit_ns"] == pytest.approx(400e6 * 1.04**2, abs=1)
+
+
+def test_within_the_limit_or_with_some_steps_as_expected_nothing_is_said() -> None:
+    assert judged(*[430.0] * 100) == []
+    assert judged(*[440.0] * 19, 400.0, *[440.0] * 19) == []
+
+
+def test_it_closes_when_half_of_the_steps_are_as_expected() -> None:
+    (found,) = judged(*[440.0] * 30, *[400.0] * 11)
+    assert found.until_ns is not None
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        None,
+        replace(ON_PLAN, may_raise=False),
+        replace(ON_PLAN, edits=(EDIT,)),
+        replace(ON_PLAN, unexplained_operations=1),
+    ],
+    ids=["none", "assumed_rules", "another_field", "unexplained"],
+)
+def test_without_a_sure_plan_it_is_silent(plan: PlanRecord | None) -> None:
+    assert judged(*[900.0] * 50, plan=plan) == []
+    assert judged(*[900.0] * 50, expected=None) == []
+
+
+def test_another_finding_explains_it() -> None:
+    late = Finding(
+        kind=FindingKind.LATE_RANK, severity=Severity.WARNING, job="j", since_ns=0, confidence=1.0, summary="",
+        evidence={},
+    )  # fmt: skip
+    assert judged(*[440.0] * 20, others=(late,)) == []
+
+
+RUN = small(tp=2, dp=2, iterations=26)
+
+
+def recorded(folder: Path, *, seed: int, slower: float = 1.0, expected: ExpectedStep | None = None) -> list[Finding]:
+    """Findings of a job that was recorded in full; its outputs stay in the folder."""
+    config = replace(RUN.config, seed=seed, capture="full", step_seconds=RUN.config.step_seconds * slower)
+    write(config, folder / "job")
+    settings = PipelineSettings(description=RUN.described(), expected_step=expected)
+    run = run_offline([folder / "job" / "logs", folder / "job" / "nsys"], job="j", settings=settings)
+    write_run(run.pipeline.store, folder / "out")
+    return run.pipeline.store.findings
+
+
+def test_a_healthy_job_that_runs_again_is_never_accused_and_a_slower_one_is(tmp_path: Path) -> None:
+    recorded(tmp_path / "first", seed=1)
+    document = orjson.loads((tmp_path / "first" / "out" / "calibration.json").read_bytes())
+    expected = expected_step(RUN.described().job, calibrations_of(document, "calibration.json"))
+    assert expected is not None
+    assert expected.is_same
+    assert expected.low < document["jobs"][0]["step"]["mean_ns"] / 1e9 < expected.high
+    again = recorded(tmp_path / "again", seed=2, expected=expected)
+    assert FindingKind.SLOWER_THAN_PLAN not in [each.kind for each in again]
+    slower = recorded(tmp_path / "slower", seed=3, slower=1.2, expected=expected)
+    assert FindingKind.SLOWER_THAN_PLAN in [each.kind for each in slower]
