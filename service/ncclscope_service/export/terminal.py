@@ -24,6 +24,7 @@ from ncclscope_service.export.summary import (
     LEAST_SHARE,
     NOT_RECORDED,
     PART_WORDS,
+    advice_of,
     capture_notes,
     captured_ratio,
     expected_step_text,
@@ -44,6 +45,7 @@ from ncclscope_service.export.summary import (
 )
 from ncclscope_service.export.tables.kernels_file import kernel_totals, outside_totals
 from ncclscope_service.export.totals import Totals, totals
+from ncclscope_service.measure.latency_advice import advice_text
 from ncclscope_service.nccl.nccl_tests import Measured
 from ncclscope_service.store.records import Ending, Severity
 from ncclscope_service.store.rows import Match
@@ -123,6 +125,7 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
     for job in selection.jobs:
         if (expected := selection.store.expected_step_of(job)) is not None:
             said.append((job, expected_step_text(expected)))
+    said += [(job, f"bound by latency: {advice_text(each)}") for job, each in advice_of(selection)]
     for job, sentence in said:
         yield _printable(f"{job}: {sentence}" if len(selection.jobs) > 1 else sentence)
     if waited := waited_for_rows(selection):

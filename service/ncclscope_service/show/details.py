@@ -12,6 +12,7 @@ from ncclscope_service.columns.buckets import Bools, Window, window_until
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.ranks import host_of_ranks
 from ncclscope_service.measure.expected_times import JobEstimator
+from ncclscope_service.measure.latency_advice import advice_text, latency_advice
 from ncclscope_service.rollup.recent_sums import RecentSums, series_key
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.rollup.window import (
@@ -143,6 +144,8 @@ class SizePoints:
     points: tuple[SizePoint, ...]
     known: int
     """How many there are: `points` are all of them or the MAX_POINTS that moved most."""
+    advice: tuple[str, ...]
+    """Of transfers that are bound by latency: what would be faster."""
 
 
 def size_points(query: JobQuery, only: Communicator | None = None) -> SizePoints:
@@ -156,7 +159,7 @@ def size_points(query: JobQuery, only: Communicator | None = None) -> SizePoints
     own = np.isin(newest["communicator"], indices)
     rows = newest[own & np.isfinite(newest["busbw"]) & (newest["message_bytes"] > 0)]
     if not len(rows):
-        return SizePoints(points=(), known=0)
+        return SizePoints(points=(), known=0, advice=())
     order = np.lexsort((rows["busbw"], rows["message_bytes"], rows["op"], rows["communicator"]))
     rows = rows[order]
     keys = np.stack([rows[name].astype(np.int64) for name in ("communicator", "op", "message_bytes")])
@@ -170,7 +173,8 @@ def size_points(query: JobQuery, only: Communicator | None = None) -> SizePoints
     points = [
         _point(query, rows, int(starts[group]), int(counts[group]), limits, estimator) for group in shown.tolist()
     ]
-    return SizePoints(points=tuple(points), known=len(starts))
+    advice = latency_advice(query.store, query.job, newest) if only is None else []
+    return SizePoints(points=tuple(points), known=len(starts), advice=tuple(map(advice_text, advice)))
 
 
 Limits = dict[tuple[int, int, int], float]

@@ -2,7 +2,7 @@
 /* global Plotly */
 
 import { CONFIG, bucketTimes, layout } from "./charts.js";
-import { byId, colour, drawLegend, kindOf, nothingIn, plain, plotIn, setText } from "./dom.js";
+import { byId, colour, drawLegend, element, kindOf, nothingIn, plain, plotIn, replace, setText } from "./dom.js";
 import { bandwidth, bytes, isKnown, percent, sizeClass } from "./format.js";
 import { follow, timeAxis } from "./span.js";
 
@@ -50,7 +50,9 @@ export const drawSquare = (parent, by, names, amounts, values) => {
 const SYMBOLS = { AllReduce: "circle", AllGather: "diamond", ReduceScatter: "square", Send: "triangle-right", Recv: "triangle-left",
   AlltoAll: "star", Broadcast: "cross", Reduce: "x" };
 
-export const drawSizes = (parent, note, { points, known }, onCommunicator) => {
+export const drawSizes = (parent, note, { points, known, advice }, onCommunicator) => {
+  // One list, of the whole job: a communicator has none.
+  if (advice.length > 0) replace(byId("sizes-advice"), ...advice.map((text) => element("li", {}, text)));
   if (points.length === 0) {
     setText(note, "");
     drawLegend(byId(`${parent.id}-legend`), []);

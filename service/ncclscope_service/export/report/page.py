@@ -44,6 +44,7 @@ from ncclscope_service.export.report.tables import (
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
     NOT_RECORDED,
+    advice_of,
     capture_notes,
     captured_ratio,
     has_inspector,
@@ -59,6 +60,7 @@ from ncclscope_service.export.summary import (
 from ncclscope_service.export.tables.operations_file import LastOperations, last_operations_of
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic
 from ncclscope_service.export.totals import Totals, totals
+from ncclscope_service.measure.latency_advice import advice_text
 from ncclscope_service.nccl.nccl_tests import Benchmark, Measured
 from ncclscope_service.store.plan_records import PlanPattern
 from ncclscope_service.store.records import Ending, Verdict
@@ -422,6 +424,8 @@ def _communicated(selection: Selection, sums: Totals, figures: Figures) -> Itera
     yield from figures.communicated()
     yield operations_table(selection, sums, figures.next_table())
     yield from figures.sizes()
+    for job, each in advice_of(selection):
+        yield f"<p>{escape(job)}, bound by latency: {escape(advice_text(each))}.</p>"
     yield from figures.per_rank()
     yield from figures.per_iteration()
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ncclscope_models.calibration import Calibration, ObservedStep, document_of
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.export.summary import mean_steps
+from ncclscope_service.export.summary import collective_rows, mean_steps
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.operations_file import write_slices
 from ncclscope_service.export.totals import Totals, op_name
@@ -59,16 +59,6 @@ def write_expected_times(selection: Selection, path: Path) -> None:
         )
     table = pa.Table.from_pylist(records, schema=schema.EXPECTED_TIMES)
     write_slices([table], schema.EXPECTED_TIMES, path)
-
-
-def collective_rows(selection: Selection) -> Columns:
-    """The selected rows.COLLECTIVE, with the columns that estimates need."""
-    part = selection.collectives
-    names = ("communicator", "op", "message_bytes", "transfer_ns", "busbw", "end_true_ns")
-    found: Columns = np.empty(len(part), np.dtype([(name, part.rows.dtype[name]) for name in names]))
-    for name in names:
-        found[name] = part.column(name)
-    return found
 
 
 def calibration_document(selection: Selection, sums: Totals) -> dict[str, object]:
