@@ -25,6 +25,7 @@ from ncclscope_simulator import (
     SimulationConfig,
     parse_contention,
     parse_faults,
+    parse_gpu_speed,
     parse_model,
     write,
 )
@@ -64,6 +65,7 @@ class _Given(TypedDict):
     step_seconds: float
     compute_cv: float
     bandwidth_cv: float
+    gpu_speed: str | None
     contention: str | None
     noise_correlation: float
     imbalance: float
@@ -108,7 +110,7 @@ _SECTIONS: Final = {
     "Machine and parallelism": ("nodes", "gpus", "tp", "pp", "dp", "ep", "cp", "order", "process_per_node"),
     "Time and chance": (
         *("iterations", "step_seconds", "seed", "live", "seconds", "compute_cv", "bandwidth_cv"),
-        *("noise_correlation", "imbalance", "contention"),
+        *("noise_correlation", "imbalance", "contention", "gpu_speed"),
     ),
     "Faults": ("fault",),
     "Model and framework": (
@@ -179,6 +181,12 @@ _SECTIONS: Final = {
 @click.option("--hidden", default=2048, help="Hidden size: message sizes follow.")
 @click.option("--sequence", default=2048, help="Sequence length: message sizes follow.")
 @click.option("--step-seconds", default=0.4, help="Length of a step if communication cost nothing.")
+@click.option(
+    "--gpu-speed",
+    metavar="tflops=N,memory=N[,processors=N]",
+    help="With --emission megatron: computation takes as long as this GPU needs for the model in its layout, not "
+    "--step-seconds; memory in GB/s.",
+)
 @click.option("--compute-cv", default=0.01, help="Spread of computation times, relative.")
 @click.option("--bandwidth-cv", default=0.03, help="Spread of transfer times, relative.")
 @click.option(
@@ -322,6 +330,7 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             step_seconds=given["step_seconds"],
             compute_cv=given["compute_cv"],
             bandwidth_cv=given["bandwidth_cv"],
+            gpu_speed=None if given["gpu_speed"] is None else parse_gpu_speed(given["gpu_speed"]),
             contention=None if given["contention"] is None else parse_contention(given["contention"]),
             noise_correlation=given["noise_correlation"],
             imbalance=given["imbalance"],

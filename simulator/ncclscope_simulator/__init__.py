@@ -15,6 +15,7 @@ from ncclscope_simulator.config import (
 )
 from ncclscope_simulator.contention import Contention, parse_contention
 from ncclscope_simulator.faults import FAULT_KEYS, Fault, parse_faults
+from ncclscope_simulator.gpu_speed import GpuSpeed, parse_gpu_speed
 from ncclscope_simulator.megatron_model import MegatronModel, parse_model
 from ncclscope_simulator.player import Player, write
 
@@ -28,11 +29,13 @@ __all__ = [
     "ORDERS",
     "Contention",
     "Fault",
+    "GpuSpeed",
     "MegatronModel",
     "Player",
     "SimulationConfig",
     "parse_contention",
     "parse_faults",
+    "parse_gpu_speed",
     "parse_model",
     "write",
 ]

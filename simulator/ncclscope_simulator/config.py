@@ -9,6 +9,7 @@ from typing import Final
 
 from ncclscope_simulator.contention import Contention
 from ncclscope_simulator.faults import Fault
+from ncclscope_simulator.gpu_speed import GpuSpeed
 from ncclscope_simulator.graphs import Stage
 from ncclscope_simulator.megatron_model import MegatronModel
 from ncclscope_simulator.version import Traits, traits
@@ -121,6 +122,9 @@ class SimulationConfig:
     sequence: int = 2048
     step_seconds: float = 0.4
     """How long a step would take if communication cost nothing."""
+    gpu_speed: GpuSpeed | None = None
+    """With megatron: computation takes as long as this GPU needs for the model in its layout; None: `step_seconds`
+    whatever the layout is."""
     compute_cv: float = 0.01
     """Spread of computation times, relative."""
     bandwidth_cv: float = 0.03
@@ -316,6 +320,8 @@ def _schemes(config: SimulationConfig) -> Iterator[str]:
 def _megatron(config: SimulationConfig) -> Iterator[str]:
     model = config.megatron
     if model is None:
+        if config.gpu_speed is not None:
+            yield "gpu_speed needs emission megatron, which says what is computed"
         return
     others = (config.zero2, config.fsdp, config.deepspeed is not None, config.broadcast_parameters, config.coalesce)
     if any(others) or config.cp > 1 or config.shared_world:

@@ -6,6 +6,7 @@ cards; of two kinds that overlap on a node's cards or NVLink, the one that is wo
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -41,18 +42,24 @@ class SharedLinks:
     """What was sent when, by node, medium and kind of parallelism."""
 
     def __init__(self) -> None:
-        self._busy: dict[tuple[int, str], list[tuple[int, int, str]]] = {}
+        self._busy: defaultdict[tuple[int, str], dict[str, list[tuple[int, int]]]] = defaultdict(dict)
 
     def forget_before(self, time_ns: int) -> None:
         """Drops what was over by then."""
-        for key, found in self._busy.items():
-            self._busy[key] = [each for each in found if each[1] > time_ns]
+        for kinds in self._busy.values():
+            for kind, found in kinds.items():
+                kinds[kind] = [each for each in found if each[1] > time_ns]
 
     def took(self, nodes: Iterable[int], medium: str, kind: str, start_ns: int, alone_ns: int) -> int:
         """How long a transfer takes that would take `alone_ns` alone; notes it."""
         keys = [(node, medium) for node in nodes]
         beside = sorted(
-            (begin, end) for key in keys for begin, end, of in self._busy.get(key, ()) if of != kind and end > start_ns
+            each
+            for key in keys
+            for of, found in self._busy[key].items()
+            if of != kind
+            for each in found
+            if each[1] > start_ns
         )
         at, left = start_ns, alone_ns
         for begin, end in beside:
@@ -70,5 +77,5 @@ class SharedLinks:
                 break
         ends = at + max(0, left)
         for key in keys:
-            self._busy.setdefault(key, []).append((start_ns, ends, kind))
+            self._busy[key].setdefault(kind, []).append((start_ns, ends))
         return ends - start_ns

@@ -9,9 +9,11 @@ token_dispatcher.py, distributed/finalize_model_grads.py, optimizer/{optimizer,c
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 from ncclscope_simulator.data_types import FLOAT32, INT32, INT64, MAX, MIN, SUM, UINT8, DataType
+from ncclscope_simulator.gpu_speed import Pass, PassTimes, Sizes, pass_times
 from ncclscope_simulator.megatron_model import MegatronModel, Parameter, Place, bucket_limit, buckets, parameters
 from ncclscope_simulator.script import Script
 
@@ -30,30 +32,87 @@ def place_of(script: Script, chunk: int) -> Place:
     )
 
 
+def times_of(script: Script, model: MegatronModel) -> PassTimes:
+    """How long the rank computes: on its GPU, or if none is given, equal blocks that fill the step."""
+    config = script.config
+    if config.gpu_speed is None:
+        block = Pass(script.block_ns, 2 * script.block_ns)
+        return PassTimes(block, block, block, Pass(0, 0), script.block_ns)
+    tokens, ffn = model.micro_batch * config.sequence, model.ffn or 4 * config.hidden
+    places = [place_of(script, chunk) for chunk in range(config.interleave)]
+    own = [each for place in places for each in _parameters(script, model, place)]
+    held = sum(each.elements / (script.groups[_group_of(each)].size if config.zero1 else 1) for each in own)
+    sizes = Sizes(
+        tokens=tokens,
+        sequence=config.sequence,
+        hidden=config.hidden,
+        query=config.hidden // config.tp,
+        kv=(model.kv or config.hidden) // config.tp,
+        ffn=ffn // config.tp,
+        expert_ffn=model.expert_ffn or ffn,
+        top_k=model.top_k,
+        fold=2 if model.gated else 1,
+        vocabulary=model.vocabulary // config.tp,
+        outside=tokens // (config.tp if config.sequence_parallelism else 1),
+        held=held,
+    )
+    return pass_times(config.gpu_speed, sizes)
+
+
+def _parameters(script: Script, model: MegatronModel, place: Place) -> list[Parameter]:
+    config = script.config
+    return parameters(model, config.hidden, config.sequence, config.tp, config.ep, place)
+
+
+def _group_of(parameter: Parameter) -> str:
+    return "EXPERT_DP" if parameter.expert else "DP"
+
+
 class MegatronGradients:
     """Gradients by bucket, and everything that follows them in a step."""
 
     def __init__(self, script: Script, model: MegatronModel) -> None:
         self._script, self._config, self._model = script, script.config, model
         config = script.config
-        self._chunks = [
-            parameters(model, config.hidden, config.sequence, config.tp, config.ep, place_of(script, chunk))
-            for chunk in range(config.interleave)
-        ]
+        self._times = times_of(script, model)
+        self._chunks = [_parameters(script, model, place_of(script, chunk)) for chunk in range(config.interleave)]
         self._kind = script.half if model.fp16 else FLOAT32
         """Type of gradients."""
 
     def reduce(self, layer: int, *, last: bool) -> None:
-        """After the first layer of a chunk, in the step's last backward through it."""
-        each = self._config.layers // self._config.interleave
-        if not last or layer % each:
+        """After a layer in the step's last backward through its chunk: the buckets that are whole now.
+
+        With overlap the backward pass goes on beside them.
+        """
+        if not last:
             return
-        chunk = layer // each
+        chunk, local = divmod(layer, self._config.layers // self._config.interleave)
+        ready = self._ready(chunk)
         for group, nth, count in self._buckets(chunk):
+            if ready.get((group, nth), 0) != local:
+                continue
+            blocking = not self._model.overlap
             if self._config.zero1:
-                self._launch(group, "ReduceScatter", f"g{chunk}.{nth}", count // self._ranks(group), self._kind)
+                part = count // self._ranks(group)
+                self._launch(group, "ReduceScatter", f"g{chunk}.{nth}", part, self._kind, blocking=blocking)
             else:
-                self._launch(group, "AllReduce", f"g{chunk}.{nth}", count, self._kind)
+                self._launch(group, "AllReduce", f"g{chunk}.{nth}", count, self._kind, blocking=blocking)
+
+    def _ready(self, chunk: int) -> dict[tuple[str, int], int]:
+        """After which layer of the chunk a bucket is whole; those that are not named, after the first."""
+        place = place_of(self._script, chunk)
+        sizes = [(nth, count) for group, nth, count in self._buckets(chunk) if group == "DP"]
+        own = sum(each.elements for each in self._chunks[chunk] if not each.expert)
+        found: dict[tuple[str, int], int] = {}
+        ends = nth = 0
+        for local in range(len(place.layers) - 1, 0, -1):
+            left = _parameters(self._script, self._model, replace(place, last=False, layers=place.layers[:local]))
+            summed = own - sum(each.elements for each in left if not each.expert)
+            while nth < len(sizes) - 1 and ends + sizes[nth][1] <= summed:
+                ends += sizes[nth][1]
+                found["DP", nth] = local
+                nth += 1
+        return found
 
     def _buckets(self, chunk: int) -> list[tuple[str, int, int]]:
         """(Group, which, elements) of a chunk's buckets, those of experts in buffers of their own."""
@@ -78,7 +137,7 @@ class MegatronGradients:
         if "EMBEDDING" in script.groups and model.tied:
             shared = next(parameter.elements for parameter in own if parameter.shared)
             self._launch("EMBEDDING", "AllReduce", "shared", shared, self._kind)
-        script.compute(script.block_ns, autograd=False)
+        script.compute(int(self._times.optimizer), autograd=False)
         statistics = ["OPTIMIZER"] if config.zero1 else ["MP", *(["EXPERT_MP"] if model.experts else [])]
         for group in statistics:
             if model.fp16:
@@ -111,8 +170,10 @@ class MegatronGradients:
     def _ranks(self, group: str) -> int:
         return self._script.groups[group].size
 
-    def _launch(self, group: str, op: str, name: str, count: int, kind: DataType, red: int = SUM) -> None:
-        self._script.launch(self._script.collective(group, op, name, count, kind, red))
+    def _launch(
+        self, group: str, op: str, name: str, count: int, kind: DataType, red: int = SUM, *, blocking: bool = True
+    ) -> None:
+        self._script.launch(self._script.collective(group, op, name, count, kind, red), blocking=blocking)
 
 
 def routes(tokens: int, ranks: int, seed: str) -> list[list[int]]:
@@ -137,6 +198,7 @@ class MegatronLayers:
 
     def __init__(self, script: Script, model: MegatronModel, gradients: MegatronGradients) -> None:
         self._script, self._config, self._model, self._gradients = script, script.config, model, gradients
+        self._times = times_of(script, model)
         self._all = range(script.config.layers)
         self._samples = model.micro_batch * script.config.sequence
         self._passes = ""
@@ -162,6 +224,7 @@ class MegatronLayers:
         if place.last:
             if self._config.sequence_parallelism:
                 self._gather("head")
+            script.compute_pass(self._times.head, back=False, autograd=False)
             for name, red in (("max", MAX), ("predicted", SUM), ("sum", SUM)):
                 self._collective("TP", "AllReduce", f"loss.{name}", self._samples, FLOAT32, red)
 
@@ -170,6 +233,8 @@ class MegatronLayers:
         layers = self._all if layers is None else layers
         place, scattered = self._place(layers), self._config.sequence_parallelism
         self._pass(layers, back=True)
+        if place.last:
+            self._script.compute_pass(self._times.head, back=True, autograd=True)
         if place.last and self._config.tp > 1:
             if scattered:
                 self._gather("head.input", back=True)
@@ -180,6 +245,8 @@ class MegatronLayers:
             if self._model.full_recompute:
                 self._layer(layer, f"r{local}", again=True)
             self._layer_back(layer, f"b{local}")
+            if local != layers.start:
+                self._gradients.reduce(local, last=last)
         if place.first and scattered:
             self._gather("embedding.back", back=True)
         self._gradients.reduce(layers.start, last=last)
@@ -211,18 +278,18 @@ class MegatronLayers:
 
     def _layer(self, layer: int, name: str, *, again: bool) -> None:
         """Forward, or once more in the backward pass."""
-        self._block(f"{name}a", back=again)
+        self._block(f"{name}a", self._times.attention, back=again)
         if self._model.experts and layer % self._model.every == 0:
             self._experts(name, back=again)
         else:
-            self._block(f"{name}m", back=again)
+            self._block(f"{name}m", self._times.mlp, back=again)
 
-    def _block(self, name: str, *, back: bool) -> None:
+    def _block(self, name: str, part: Pass, *, back: bool) -> None:
         """Attention or MLP: a column-parallel and a row-parallel matrix."""
         scattered = self._config.sequence_parallelism
         if scattered:
             self._gather(name, back=back)
-        self._script.compute(self._script.block_ns, autograd=back)
+        self._script.compute_pass(part, back=False, autograd=back)
         if scattered:
             self._scatter(name, back=back)
         elif self._config.tp > 1:
@@ -232,15 +299,15 @@ class MegatronLayers:
         if self._model.experts and layer % self._model.every == 0:
             self._experts_back(name)
         else:
-            self._block_back(f"{name}m")
-        self._block_back(f"{name}a")
+            self._block_back(f"{name}m", self._times.mlp)
+        self._block_back(f"{name}a", self._times.attention)
 
-    def _block_back(self, name: str) -> None:
+    def _block_back(self, name: str, part: Pass) -> None:
         """The row-parallel matrix gathers the gradient, the column-parallel one its input for its weight."""
         scattered = self._config.sequence_parallelism
         if scattered:
             self._gather(f"{name}.gradient", back=True)
-        self._script.compute(2 * self._script.block_ns, autograd=True)
+        self._script.compute_pass(part, back=True, autograd=True)
         if scattered:
             self._gather(f"{name}.input", back=True)
             self._scatter(name, back=True)
@@ -255,19 +322,19 @@ class MegatronLayers:
             self._collective("EP", "AllGather", f"{name}.map", routed, UINT8, back=back)
             self._collective("EP", "AllGather", f"{name}.probabilities", routed, back=back)
             self._collective("EP", "AllGather", f"{name}.in", self._script.tokens, back=back)
-            self._script.compute(self._script.block_ns, autograd=back)
+            self._script.compute_pass(self._times.experts, back=False, autograd=back)
             self._collective("EP", "ReduceScatter", f"{name}.out", self._script.tokens, back=back)
             return
         self._collective("EP", "AllGather", f"{name}.counts", model.experts, INT64, back=back)
         self._exchange(f"{name}.out", self._script.tokens, back=back)
         self._exchange(f"{name}.probabilities", self._samples, back=back)
-        self._script.compute(self._script.block_ns, autograd=back)
+        self._script.compute_pass(self._times.experts, back=False, autograd=back)
         self._exchange(f"{name}.back", self._script.tokens, back=back)
 
     def _experts_back(self, name: str) -> None:
         if self._config.ep == 1:
             return
-        self._script.compute(2 * self._script.block_ns, autograd=True)
+        self._script.compute_pass(self._times.experts, back=True, autograd=True)
         if self._config.ep_dispatch == "allgather":
             self._collective("EP", "AllGather", f"{name}.out", self._script.tokens, back=True)
             self._collective("EP", "ReduceScatter", f"{name}.in", self._script.tokens, back=True)

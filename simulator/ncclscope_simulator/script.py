@@ -6,6 +6,7 @@ from ncclscope_simulator.actions import Act, Action
 from ncclscope_simulator.builder import Buffers, Builder
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.data_types import BFLOAT16, FLOAT16, DataType
+from ncclscope_simulator.gpu_speed import Pass
 from ncclscope_simulator.groups import Endpoint, Group, coordinates
 from ncclscope_simulator.operations import Launch
 
@@ -39,6 +40,8 @@ class Script:
         self.block_ns = int(config.step_seconds * 0.9e9 / blocks)
         """How long the forward computation of an attention or MLP block takes."""
         self.actions: list[Action] = []
+        self._made: dict[tuple[str, str, str, int, DataType, int, bool], Launch] = {}
+        """Collectives, which recur with every microbatch."""
 
     @property
     def is_first_stage(self) -> bool:
@@ -61,6 +64,12 @@ class Script:
             Action(act=Act.COMPUTE, duration_ns=duration_ns, kernel=kernel, autograd=autograd, is_uneven=is_uneven)
         )
 
+    def compute_pass(self, part: Pass, *, back: bool, autograd: bool) -> None:
+        """One way through a part of a layer, if it takes any time."""
+        duration = int(part.backward if back else part.forward)
+        if duration:
+            self.compute(duration, autograd=autograd)
+
     def launch(self, launch: Launch, *, blocking: bool = True) -> None:
         """Operations; without `blocking` the compute stream goes on beside them."""
         self.add(Action(act=Act.ISSUE, launch=launch, blocking=blocking))
@@ -82,12 +91,15 @@ class Script:
     ) -> Launch:
         """A collective of one of its groups, which is not written down yet."""
         # PyTorch's stream allocator reuses a freed activation, so that layers share addresses; names keep them apart.
-        return self.builder.collective(
-            self.groups[parallelism],
-            op,
-            name=f"{parallelism}.{name}",
-            count=count,
-            dtype=dtype,
-            red=red,
-            autograd=autograd,
-        )
+        key = (parallelism, op, name, count, dtype, red, autograd)
+        if key not in self._made:
+            self._made[key] = self.builder.collective(
+                self.groups[parallelism],
+                op,
+                name=f"{parallelism}.{name}",
+                count=count,
+                dtype=dtype,
+                red=red,
+                autograd=autograd,
+            )
+        return self._made[key]

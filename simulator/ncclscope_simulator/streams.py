@@ -73,6 +73,8 @@ class Streams:
         self._shared = SharedLinks()
         self._last: dict[tuple[int, int], Run] = {}
         """By rank and group: the run that was launched last."""
+        self._expected_end: dict[tuple[int, int], float] = {}
+        """By rank and group: when that run ends, if the others come to it as this rank does."""
         self._met: dict[tuple[int, int], int] = {}
         """By rank and group: how many collectives have started there."""
         self._arrived: dict[tuple[int, int], list[Run]] = {}
@@ -94,11 +96,11 @@ class Streams:
         shared = self._config.contention
         if shared is None:
             return took_ns
-        busy_until = start_ns
-        for (of, _), run in self._last.items():
+        busy_until = float(start_ns)
+        for (of, group), run in self._last.items():
             if of == rank and run.launches:
-                busy_until = max(busy_until, start_ns + took_ns if run.end_ns is None else run.end_ns)
-        return took_ns + int(shared.slowdown * min(took_ns, busy_until - start_ns))
+                busy_until = max(busy_until, self._expected_end[of, group] if run.end_ns is None else run.end_ns)
+        return took_ns + int(shared.slowdown * min(took_ns, max(0.0, busy_until - start_ns)))
 
     def _took(self, group: Group, ranks: tuple[int, ...], start_ns: int, alone_ns: int) -> int:
         """How long a transfer takes beside others on its links."""
@@ -112,6 +114,9 @@ class Streams:
         """Puts a run behind the last one of its stream; gives all runs that end by it, of whatever rank."""
         key = (run.rank, run.launch.endpoint.group.index)
         before, self._last[key] = self._last.get(key), run
+        if self._config.contention is not None:
+            moves = self._links.collective_ns(run.launch.endpoint.group, run.launch.bus_bytes, run.iteration)
+            self._expected_end[key] = max(self._expected_end.get(key, 0.0), run.ready_ns) + moves
         if before is not None and before.end_ns is None:
             before.following = run
             return []
