@@ -80,23 +80,19 @@ class MegatronGradients:
         """Type of gradients."""
 
     def reduce(self, layer: int, *, last: bool) -> None:
-        """After a layer in the step's last backward through its chunk: the buckets that are whole now.
-
-        With overlap the backward pass goes on beside them.
-        """
-        if not last:
+        """With overlap, after a layer in the step's last backward through its chunk: the buckets that are whole now."""
+        if not last or not self._model.overlap:
             return
         chunk, local = divmod(layer, self._config.layers // self._config.interleave)
         ready = self._ready(chunk)
         for group, nth, count in self._buckets(chunk):
-            if ready.get((group, nth), 0) != local:
-                continue
-            blocking = not self._model.overlap
-            if self._config.zero1:
-                part = count // self._ranks(group)
-                self._launch(group, "ReduceScatter", f"g{chunk}.{nth}", part, self._kind, blocking=blocking)
-            else:
-                self._launch(group, "AllReduce", f"g{chunk}.{nth}", count, self._kind, blocking=blocking)
+            if ready.get((group, nth), 0) == local:
+                self._sum(group, f"g{chunk}.{nth}", count)
+
+    def _sum(self, group: str, name: str, count: int) -> None:
+        """Of a bucket; with overlap the backward pass goes on beside it."""
+        op, part = ("ReduceScatter", count // self._ranks(group)) if self._config.zero1 else ("AllReduce", count)
+        self._launch(group, op, name, part, self._kind, blocking=not self._model.overlap)
 
     def _ready(self, chunk: int) -> dict[tuple[str, int], int]:
         """After which layer of the chunk a bucket is whole; those that are not named, after the first."""
@@ -129,6 +125,9 @@ class MegatronGradients:
     def finish(self) -> None:
         """Shared gradients, the optimizer's scalars, parameters, and what a step reports."""
         script, model, config = self._script, self._model, self._config
+        for chunk in () if model.overlap else range(config.interleave):
+            for group, nth, count in self._buckets(chunk):
+                self._sum(group, f"g{chunk}.{nth}", count)
         for group in ("DP", *(("EXPERT_DP",) if "EXPERT_DP" in script.groups else ())):
             script.wait(group)
         own = [parameter for chunk in self._chunks for parameter in chunk]

@@ -86,7 +86,7 @@ class Player:
         if first is not None:
             self._first = first(config, self._groups, self._endpoints)
         self._wrong = wrong_programs(config, self._groups, self._endpoints)
-        self._timeline = Timeline(config, len(self._groups))
+        self._timeline = Timeline(config, self._groups)
         self._tally = Tally()
         self._captures = [Capture() for _ in self._cluster.nodes]
         self._observer = Observer(config, self._cluster, self._groups, self._captures, self._tally)

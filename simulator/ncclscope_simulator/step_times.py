@@ -18,7 +18,7 @@ def step_durations(config: SimulationConfig, steps: int) -> list[int]:
     """
     groups = build_groups(config)
     programs = build_programs(config, groups, build_endpoints(config, build_cluster(config), groups))
-    timeline = Timeline(config, len(groups))
+    timeline = Timeline(config, groups)
     begins = [timeline.next_ns]
     for iteration in range(steps):
         timeline.run_step(iteration, programs)

@@ -9,8 +9,7 @@ shared between groups that run at once.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, deque
 from math import log2
 from typing import Final
 
@@ -22,32 +21,36 @@ from ncclscope_simulator.operations import Meeting
 from ncclscope_simulator.runs import STREAM_GAP_NS, Run
 
 
-@dataclass(frozen=True, slots=True)
 class Links:
     """The model of the links of a job, with the faults that slow them."""
 
-    config: SimulationConfig
+    def __init__(self, config: SimulationConfig, groups: tuple[Group, ...]) -> None:
+        self.config = config
+        self._leaving = _leaving(config, groups)
 
     def collective_ns(self, group: Group, bus_bytes: float, iteration: int) -> float:
         """From the last rank's start to the end of a collective that moves `bus_bytes`."""
         if not group.spans_nodes:
             rate = 0.8 * self.config.traits.nvlink_switch
             return 6_000 + 1_500 * log2(group.size) + bus_bytes / rate
-        local = min(sum(rank // self.config.gpus == node for rank in group.members) for node in group.nodes)
-        rate = 0.9 * self._card() * local * self._remaining(group.members, iteration)
+        on_nodes = Counter(rank // self.config.gpus for rank in group.members)
+        cards = min(self._card(group.parallelism, node) * local for node, local in on_nodes.items())
+        rate = 0.9 * cards * self._remaining(group.members, iteration)
         return 18_000 + 5_000 * log2(group.size) + bus_bytes / rate
 
-    def pair_ns(self, one: int, two: int, size: int, iteration: int) -> float:
+    def pair_ns(self, group: Group, one: int, two: int, size: int, iteration: int) -> float:
         """From the later start of a Send and its Recv to their end, between two ranks."""
-        if one // self.config.gpus == two // self.config.gpus:
+        nodes = {one // self.config.gpus, two // self.config.gpus}
+        if len(nodes) == 1:
             return 6_000 + size / (0.75 * self.config.traits.nvlink_switch)
-        return 14_000 + size / (0.92 * self._card() * self._remaining((one, two), iteration))
+        card = min(self._card(group.parallelism, node) for node in nodes)
+        return 14_000 + size / (0.92 * card * self._remaining((one, two), iteration))
 
-    def _card(self) -> float:
+    def _card(self, parallelism: str, node: int) -> float:
         """Bytes per ns of the network card beside each GPU, or of its share of the node's cards."""
         rate = 50.0 if self.config.traits.nvlink_switch > 300 else 25.0
         shared = self.config.contention
-        return rate if shared is None else rate * min(1.0, shared.nics / self.config.gpus)
+        return rate if shared is None else rate * min(1.0, shared.nics / self._leaving[parallelism, node])
 
     def _remaining(self, ranks: tuple[int, ...], iteration: int) -> float:
         """The share of the bandwidth between nodes that faults leave: a ring is as slow as its slowest card."""
@@ -61,6 +64,21 @@ class Links:
         return min((fault.factor for fault in touching if fault.active(iteration)), default=1.0)
 
 
+def _leaving(config: SimulationConfig, groups: tuple[Group, ...]) -> dict[tuple[str, int], int]:
+    """By parallelism and node: GPUs that send out of it, of a pipeline those with a neighbour elsewhere."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for group in groups:
+        members = group.members
+        for place, rank in enumerate(members):
+            reached = members
+            if group.parallelism == "PP":
+                ring = (*members[-1:], *members, *members[:1]) if config.interleave > 1 else (rank, *members, rank)
+                reached = (ring[place], ring[place + 2])
+            if any(each // config.gpus != rank // config.gpus for each in reached):
+                found.setdefault((group.parallelism, rank // config.gpus), set()).add(rank)
+    return {key: len(ranks) for key, ranks in found.items()}
+
+
 _SKEW_IN_NODE_NS: Final = 3_000
 _SKEW_BETWEEN_NODES_NS: Final = 7_000
 
@@ -68,8 +86,8 @@ _SKEW_BETWEEN_NODES_NS: Final = 7_000
 class Streams:
     """One CUDA stream for each communicator and rank, with what runs on it and waits there."""
 
-    def __init__(self, config: SimulationConfig, noise: Noise) -> None:
-        self._config, self._noise, self._links = config, noise, Links(config)
+    def __init__(self, config: SimulationConfig, groups: tuple[Group, ...], noise: Noise) -> None:
+        self._config, self._noise, self._links = config, noise, Links(config, groups)
         self._shared = SharedLinks()
         self._last: dict[tuple[int, int], Run] = {}
         """By rank and group: the run that was launched last."""
@@ -187,9 +205,10 @@ class Streams:
 
     def _end_pair(self, run: Run, other: Run, size: int, group: int) -> None:
         factor = self._noise.transfer_factor(group)
-        took = int(self._links.pair_ns(run.rank, other.rank, size, run.iteration) * factor)
+        of = run.launch.endpoint.group
+        took = int(self._links.pair_ns(of, run.rank, other.rank, size, run.iteration) * factor)
         last = max(_started(run), _started(other))
-        took = self._took(run.launch.endpoint.group, (run.rank, other.rank), last, took)
+        took = self._took(of, (run.rank, other.rank), last, took)
         for each in (run, other):
             each.open_pairs -= 1
             each.pair_end_ns = max(each.pair_end_ns, last + took)

@@ -16,6 +16,7 @@ from collections import deque
 from ncclscope_simulator.actions import Act, Action
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.graphs import Stage
+from ncclscope_simulator.groups import Group
 from ncclscope_simulator.host_thread import HostThread
 from ncclscope_simulator.noise import Noise
 from ncclscope_simulator.runs import Run, Step
@@ -25,10 +26,10 @@ from ncclscope_simulator.streams import Streams
 class Timeline:
     """Runs the programs of all ranks, one step at a time; keeps clocks and streams between steps."""
 
-    def __init__(self, config: SimulationConfig, groups: int) -> None:
+    def __init__(self, config: SimulationConfig, groups: tuple[Group, ...]) -> None:
         self._config = config
-        self._noise = Noise(config, groups)
-        self._streams = Streams(config, self._noise)
+        self._noise = Noise(config, len(groups))
+        self._streams = Streams(config, groups, self._noise)
         self._hosts = [HostThread(config, rank, self._noise) for rank in range(config.world)]
         self._ready: deque[HostThread] = deque()
         """Ranks that can go on, in their turn."""
