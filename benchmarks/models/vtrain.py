@@ -93,7 +93,7 @@ def a100(folder: Path) -> Machine:
         best_share=0.75,
         inside_bandwidth=235e9,
         node_bandwidth=100e9,
-        inside_latency=6e-6,
+        inside_latency=2e-6,
         network_latency=15e-6,
         memory_bandwidth=1.5e12,
         writes_scores=True,

@@ -34,6 +34,7 @@ _WHY: Final = {
     "data": "gradients",
     "embedding": "tied embedding",
     "optimizer": "optimizer",
+    "idle": "idle",
 }
 _SETTLES: Final = {
     "computation": "how fast GPUs compute at other micro-batches and tensor ranks",
@@ -53,6 +54,7 @@ _SETTLES: Final = {
 @click.option("--gpu", type=click.Choice(list(flops.PEAK_FLOPS), case_sensitive=False), help="Name of the GPU.")
 @click.option("--gpu-memory", type=click.FloatRange(min=0, min_open=True), metavar="GIB", help="Memory of a GPU.")
 @click.option("--memory-used-gib", type=click.FloatRange(min=0), metavar="GIB", help="Peak of the calibrating run.")
+@click.option("--inside-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a GPU's links, unmeasured.")
 @click.option("--node-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a node's network, unmeasured.")
 @click.option("--max-tensor", type=click.IntRange(min=1), help="Tensor parallel ranks at most; else those of a node.")
 @click.option("--attention-scores", is_flag=True, help="Attention is not fused: its scores go to memory.")
@@ -70,6 +72,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
     gpu: str | None,
     gpu_memory: float | None,
     memory_used_gib: float | None,
+    inside_gb_per_s: float | None,
     node_gb_per_s: float | None,
     max_tensor: int | None,
     attention_scores: bool,
@@ -94,9 +97,11 @@ def tune(  # noqa: PLR0917  (click passes them by name)
         space = Space(gpus=gpus, gpus_per_node=per_node, most_tensor=max_tensor, recomputes=recomputes)
         candidates = layouts(now, space)
         of_job = _calibration_of(read, name, now)
-        between = None if node_gb_per_s is None else node_gb_per_s * 1e9
-        base = _base(gpu or _GPU, per_node, writes_scores=attention_scores)
-        fitted = fitted_machine(base, now, of_job, added_up(read), between_nodes=between)
+        given = [None if each is None else each * 1e9 for each in (inside_gb_per_s, node_gb_per_s)]
+        base = machine_before_fitting(gpu or _GPU, per_node, writes_scores=attention_scores)
+        fitted = fitted_machine(base, now, of_job, added_up(read), inside_node=given[0], between_nodes=given[1])
+        if fitted.inside is None and per_node > 1:
+            raise click.UsageError("no group of the calibration lies in a node: give --inside-gb-per-s")
         if fitted.between is None and gpus > per_node:
             raise click.UsageError("no group of the calibration crosses nodes: give --node-gb-per-s")
         need = _need(now, gpu_memory, memory_used_gib, keeps_scores=attention_scores)
@@ -132,7 +137,7 @@ def _calibration_of(read: Sequence[Calibration], name: str | None, now: Job) -> 
     return found[0]
 
 
-def _base(gpu: str, per_node: int, *, writes_scores: bool) -> Machine:
+def machine_before_fitting(gpu: str, per_node: int, *, writes_scores: bool = False) -> Machine:
     """What fitting starts from; its links are replaced, or a usage error before they count."""
     return Machine(
         gpus_per_node=per_node,
@@ -140,7 +145,7 @@ def _base(gpu: str, per_node: int, *, writes_scores: bool) -> Machine:
         best_share=0.75,
         inside_bandwidth=float("inf"),
         node_bandwidth=float("inf"),
-        inside_latency=0.0,
+        inside_latency=1e-6,
         network_latency=15e-6,
         memory_bandwidth=flops.MEMORY_BANDWIDTH[gpu],
         writes_scores=writes_scores,

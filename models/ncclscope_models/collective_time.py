@@ -76,12 +76,12 @@ def hierarchical_speedup(n: float, nodes: int, per_node: int, machine: TwoLevels
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FourAxes:
-    """AxoNN's grid: three axes of tensor parallelism and one of data."""
+    """A number for each axis of AxoNN's grid, three of tensor parallelism and one of data: its degree or bandwidth."""
 
-    x: int
-    y: int
-    z: int
-    data: int
+    x: float
+    y: float
+    z: float
+    data: float
 
 
 def axonn_layer(m: float, k: float, n: float, grid: FourAxes, bandwidth: FourAxes, element_bytes: int = 2) -> float:

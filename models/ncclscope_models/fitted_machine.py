@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
-from statistics import median
+from math import exp
 from typing import Final
 
 import numpy as np
 
-from ncclscope_models.calibration import Calibration, ObservedStep
+from ncclscope_models.calibration import Calibration
 from ncclscope_models.job import Job, ModelError
-from ncclscope_models.machine import Machine, Placement, ring_steps
+from ncclscope_models.machine import Machine, Placement
 from ncclscope_models.predicted_step import StepPredictor, calibrated, calibrated_by_computation, predict_step
 from ncclscope_models.textbook import wire_bytes
 from ncclscope_models.transfer_curve import TransferCurve, fit_line
@@ -30,6 +29,10 @@ _NOT_MEASURED: Final = 0.4
 _OPERATIONS: Final = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "AlltoAll", "Send")
 HALF_WORKS: Final = (2e5, 6e6)
 """Where `Machine.half_work` lies, by fits on measured runs; its typical value is `machine.HALF_WORK`."""
+_LEAST_BYTES: Final = 1 << 20
+"""Of a message that says something of bandwidth, and that makes up the time of a step."""
+_SLOW: Final = 0.15
+"""Share of Sends that leave a node from which the slowest tenth are such."""
 _COMPUTED: Final = ("computation", "hidden")
 
 
@@ -53,7 +56,9 @@ class FittedMachine:
 
     machine: Machine
     factor: float
-    """Observed over predicted step of the run that calibrated it: what the parts together leave open."""
+    """Observed over predicted step of the run that calibrated it, both without `idle`: what the parts leave open."""
+    idle: float = 0.0
+    """Seconds of a step in which a GPU does nothing: the data loader and the host, whatever the layout is."""
     inside: Links | None
     between: Links | None
     """None where neither the run nor the user says anything of such links."""
@@ -61,42 +66,51 @@ class FittedMachine:
     """Whether computation was measured apart; else the whole step says how fast GPUs are."""
 
     def seconds(self, predicted: float) -> float:
-        """A predicted step, times what the parts left open."""
-        return predicted * self.factor
+        """A predicted step, times what the parts left open, and what is idle."""
+        return predicted * self.factor + self.idle
 
 
 def fitted_machine(
-    base: Machine, job: Job, calibration: Calibration, times: TransferTimes, *, between_nodes: float | None = None
+    base: Machine,
+    job: Job,
+    calibration: Calibration,
+    times: TransferTimes,
+    *,
+    inside_node: float | None = None,
+    between_nodes: float | None = None,
 ) -> FittedMachine:
     """Of the job that `calibration` is of; `times` are the transfers of this and other runs of the machine.
 
-    `base` gives GPUs per node, peak and memory bandwidth. `between_nodes`: bytes per second of a node's network cards,
-    for a run that crossed no nodes.
+    `base` gives GPUs per node, peak and memory bandwidth. For a run that shows no such links: `inside_node`, bytes per
+    second of a GPU's, and `between_nodes`, of a node's network cards.
 
     Raises:
         ModelError: The run has no step time.
     """
-    inside = _links(times, base.gpus_per_node, are_between=False, inside_latency=0.0)
+    place = _Places(job, base.gpus_per_node)
+    inside = _links(times, place, are_between=False, inside_latency=0.0)
+    if inside is None and inside_node is not None:
+        inside = Links(latency=base.inside_latency, bandwidth=inside_node, width=_NOT_MEASURED, measured=0)
     local = base.inside_latency if inside is None else inside.latency
-    between = _links(times, base.gpus_per_node, are_between=True, inside_latency=local)
+    between = _links(times, place, are_between=True, inside_latency=local)
     if between is None and between_nodes is not None:
-        latency = 3 * inside.latency if inside is not None else base.network_latency
-        between = Links(latency=latency, bandwidth=between_nodes, width=_NOT_MEASURED, measured=0)
+        between = Links(latency=base.network_latency, bandwidth=between_nodes, width=_NOT_MEASURED, measured=0)
     machine = base
     if inside is not None:
         machine = replace(machine, inside_bandwidth=inside.bandwidth, inside_latency=inside.latency)
     if between is not None:
         machine = replace(machine, node_bandwidth=between.bandwidth, network_latency=between.latency)
-    machine = replace(
-        machine, inside=_curves(times), hidden_gradients=_hidden_gradients(calibration.step), corrections={}
-    )
-    machine = replace(machine, corrections=_corrections(times, machine))
+    machine = replace(machine, inside=_curves(times), corrections={})
+    machine = replace(machine, corrections=_corrections(times, place, machine))
     seconds = _step_seconds(calibration)
     computed = calibration.step.part_ns(*_COMPUTED) / 1e9 if calibration.step is not None else 0.0
     fit, known = (calibrated_by_computation, computed) if computed > 0 else (calibrated, seconds)
     machine = fit(machine, job, known)
-    factor = seconds / predict_step(job, machine).seconds
-    return FittedMachine(machine=machine, factor=factor, inside=inside, between=between, is_from_parts=computed > 0)
+    idle = calibration.step.part_ns("idle") / 1e9 if calibration.step is not None else 0.0
+    factor = (seconds - idle) / predict_step(job, machine).seconds
+    return FittedMachine(
+        machine=machine, factor=factor, idle=idle, inside=inside, between=between, is_from_parts=computed > 0
+    )
 
 
 def _step_seconds(calibration: Calibration) -> float:
@@ -106,48 +120,72 @@ def _step_seconds(calibration: Calibration) -> float:
     return ns / 1e9
 
 
-def _hidden_gradients(step: ObservedStep | None) -> float:
-    """Share of the gradients' transfers that computation hid, 0 to 1; 0 where that is not known."""
-    if step is None:
-        return 0.0
-    hidden, exposed = (step.parts.get((part, "DP"), 0) for part in ("hidden", "exposed_transfer"))
-    return hidden / (hidden + exposed) if hidden + exposed else 0.0
-
-
 def _points(times: TransferTimes) -> Iterable[tuple[GroupShape, float, float, int]]:
     """Shape, message bytes, typical seconds and samples, of operations that move a tensor."""
     for shape, found in times.measured.items():
-        if shape.op in _OPERATIONS and shape.ranks > 1 and shape.ranks % shape.nodes == 0:
-            for each in found:
+        if shape.op not in _OPERATIONS or shape.ranks == 1 or shape.ranks % shape.nodes:
+            continue
+        for each in found:
+            if shape.op != "Send":
                 yield shape, float(each.message_bytes), each.typical, each.samples
+                continue
+            # A Send is between two ranks. Of several stages to a node some leave it: the slow ones, if they are enough.
+            between = (shape.nodes - 1) / (shape.ranks - 1)
+            if between < 1:
+                seconds = each.typical if not between else each.low
+                yield replace(shape, ranks=2, nodes=1), float(each.message_bytes), seconds, each.samples
+            if between > _SLOW:
+                seconds = each.typical if between == 1 else each.high
+                yield replace(shape, ranks=2, nodes=2), float(each.message_bytes), seconds, each.samples
 
 
-def placement(shape: GroupShape, gpus_per_node: int) -> Placement:
-    """A measured group on its nodes; groups of its kind fill them, and cross the network together."""
-    per_node = shape.ranks // shape.nodes
-    return Placement(shape.ranks, per_node, sharing=max(1, gpus_per_node // per_node) if shape.nodes > 1 else 1)
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where measured groups lie."""
+
+    job: Job
+    gpus_per_node: int
+
+    def of(self, shape: GroupShape) -> Placement:
+        """A group on its nodes; those of its kind cross the network together: of embeddings, one of each rank of a
+        stage, of others as many as fill a node.
+        """
+        per_node = shape.ranks // shape.nodes
+        filled = self.gpus_per_node
+        if shape.parallelism == "EMBEDDING":
+            filled = min(filled, self.job.layout.ranks // self.job.layout.pipeline)
+        return Placement(shape.ranks, per_node, sharing=max(1, filled // per_node) if shape.nodes > 1 else 1)
 
 
-def _links(times: TransferTimes, gpus_per_node: int, *, are_between: bool, inside_latency: float) -> Links | None:
+def _links(times: TransferTimes, place: _Places, *, are_between: bool, inside_latency: float) -> Links | None:
     """Those inside nodes, or between them; each shape and size weighs alike."""
     sizes: list[float] = []
     seconds: list[float] = []
+    weights: list[float] = []
+    messages: list[float] = []
     samples = 0
     for shape, message_bytes, typical, count in _points(times):
         if (shape.nodes > 1) != are_between:
             continue
-        steps, wire = ring_steps(shape.op, shape.ranks), wire_bytes(shape.op, message_bytes, shape.ranks)
-        placed = placement(shape, gpus_per_node)
-        share = shape.nodes / shape.ranks if are_between else 1.0
-        local = (1 - share) * inside_latency
-        # Of a step of the ring: what a step between nodes takes, and the bytes that share a node's cards.
-        sizes.append(wire * placed.sharing / (steps * share))
-        seconds.append(max(typical / steps - local, typical / steps / 10) / share)
+        placed = place.of(shape)
+        inside, between = placed.latency_steps(shape.op)
+        steps, local = (between, inside * inside_latency) if are_between else (inside, 0.0)
+        # Of one latency: the bytes that share the links in that time.
+        sizes.append(wire_bytes(shape.op, message_bytes, shape.ranks) * placed.sharing / steps)
+        seconds.append(max(typical - local, typical / 10) / steps)
+        weights.append(steps)
+        messages.append(message_bytes)
         samples += count
-    if not sizes:
+    if max(messages, default=0.0) < _LEAST_BYTES:
         return None
     line = fit_line(sizes, seconds)
-    off = np.abs(np.log(line.seconds(sizes) / np.asarray(seconds)))
+    # Large transfers make up the time: their sum is met, by the bandwidth.
+    latency, taken = line.alpha * sum(weights), float(np.dot(weights, seconds))
+    moved = line.seconds_per_byte * float(np.dot(weights, sizes))
+    if moved > 0:
+        line = replace(line, seconds_per_byte=line.seconds_per_byte * max(0.5, (taken - latency) / moved))
+    is_large = np.asarray(messages) >= _LEAST_BYTES
+    off = np.abs(np.log(line.seconds(sizes) / np.asarray(seconds)))[is_large]
     bandwidth = 1 / line.seconds_per_byte if line.seconds_per_byte > 0 else float("inf")
     return Links(
         latency=line.alpha, bandwidth=bandwidth, width=max(_LEAST_WIDTH, float(np.quantile(off, 0.8))), measured=samples
@@ -160,18 +198,20 @@ def _curves(times: TransferTimes) -> dict[tuple[str, int], TransferCurve]:
     for shape in sorted(times.measured, key=lambda shape: len(times.measured[shape])):
         curve = times.curve(shape)
         if shape.nodes == 1 and curve is not None:
-            found[shape.op, shape.ranks] = curve
+            found[shape.op, 2 if shape.op == "Send" else shape.ranks] = curve
     return found
 
 
-def _corrections(times: TransferTimes, machine: Machine) -> dict[tuple[str, int, int], float]:
-    """Measured over computed time, the median over the sizes of an operation, ranks and nodes."""
-    off: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
+def _corrections(times: TransferTimes, place: _Places, machine: Machine) -> dict[tuple[str, int, int], float]:
+    """Measured over computed time of an operation, ranks and nodes; sizes weigh as long as they take."""
+    sums: defaultdict[tuple[str, int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     formula = replace(machine, inside={}, corrections={})
     for shape, message_bytes, typical, _ in _points(times):
-        computed = formula.collective_seconds(shape.op, message_bytes, placement(shape, machine.gpus_per_node))
-        off[shape.op, shape.ranks, shape.nodes].append(log(typical / computed))
-    return {key: exp(median(each)) for key, each in off.items()}
+        computed = formula.collective_seconds(shape.op, message_bytes, place.of(shape))
+        each = sums[shape.op, shape.ranks, shape.nodes]
+        each[0] += typical
+        each[1] += computed
+    return {key: measured / computed for key, (measured, computed) in sums.items()}
 
 
 def variants(fitted: FittedMachine, job: Job) -> dict[str, Sequence[tuple[Machine, float]]]:

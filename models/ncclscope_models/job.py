@@ -230,6 +230,8 @@ class Training:
     recompute: Recompute = Recompute.NONE
     has_distributed_optimizer: bool = False
     overlaps_gradients: bool = False
+    overlaps_pipeline: bool = True
+    """Interleaved stages compute while they send to each other (Megatron-LM's default)."""
     zero_stage: int = 0
     """DeepSpeed's stage, 0 to 3."""
     reshards_after_forward: bool = True

@@ -15,6 +15,13 @@ HALF_WORK: Final = 5e5
 4e5 to 7e5 fit; of small models up to 6e6."""
 
 
+BASE_STEPS_INSIDE: Final = 11.0
+"""An operation's start takes as long as so many steps of a ring inside a node: 6.6 us to 0.6 us. Source: NCCL
+`src/graph/tuning.cc`, baseLat and hwLat of rings with LL over NVLink. vTrain's tables of A100 have 9 to 19."""
+BASE_STEPS_BETWEEN: Final = 0.6
+"""The same between nodes: 8.4 us to 14 us, with Simple over the network. Same source."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """How a group lies on the nodes."""
@@ -31,6 +38,14 @@ class Placement:
     def nodes(self) -> int:
         """Nodes that hold a rank of the group."""
         return -(-self.ranks // self.ranks_per_node)
+
+    def latency_steps(self, op: str) -> tuple[float, float]:
+        """Latencies inside a node, and between nodes, that an operation takes: its start and the steps of a ring."""
+        steps = ring_steps(op, self.ranks)
+        if self.nodes == 1:
+            return BASE_STEPS_INSIDE + steps, 0.0
+        crossing = steps * self.nodes / self.ranks
+        return steps - crossing, BASE_STEPS_BETWEEN + crossing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +74,6 @@ class Machine:
     """Measured seconds of an operation by message bytes, for so many ranks in one node: taken before the formula."""
     corrections: Mapping[tuple[str, int, int], float] = field(default_factory=lambda: MappingProxyType({}))
     """By operation, ranks and nodes: how many times longer than the formula says transfers were measured to take."""
-    hidden_gradients: float = 0.0
-    """Share of the time of gradients' operations that the backward pass hides."""
 
     def compute_seconds(self, flops: float, work: float) -> float:
         """Of matrices; `work` is micro-batch x sequence x hidden / tensor ranks."""
@@ -72,13 +85,12 @@ class Machine:
             return 0.0
         if placed.nodes == 1 and (op, placed.ranks) in self.inside:
             return float(self.inside[op, placed.ranks].seconds(message_bytes))
-        wire, steps = wire_bytes(op, message_bytes, placed.ranks), ring_steps(op, placed.ranks)
+        wire, (inside, between) = wire_bytes(op, message_bytes, placed.ranks), placed.latency_steps(op)
         known = self.corrections.get((op, placed.ranks, placed.nodes), 1.0)
-        if placed.nodes == 1:
-            return known * (steps * self.inside_latency + wire / self.inside_bandwidth)
-        share = placed.nodes / placed.ranks  # of the ring's steps that leave a node
-        step = share * self.network_latency + (1 - share) * self.inside_latency
-        return known * (steps * step + wire / min(self.inside_bandwidth, self.node_bandwidth / placed.sharing))
+        bandwidth = self.inside_bandwidth
+        if placed.nodes > 1:
+            bandwidth = min(bandwidth, self.node_bandwidth / placed.sharing)
+        return known * (inside * self.inside_latency + between * self.network_latency + wire / bandwidth)
 
 
 def ring_steps(op: str, ranks: int) -> int:

@@ -52,8 +52,23 @@ class PredictedStep:
         return self.data + self.embedding + self.optimizer
 
 
+_GRADIENTS: Final = ("gradients", "expert gradients")
+"""Rules of what overlaps with the backward pass, where gradients do."""
 PARTS: Final = ("computation", "tensor", "bubble", "data", "embedding", "optimizer")
 """Parts of a predicted step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """What a stage spends after the last pass, in seconds, if nothing is hidden."""
+
+    gradients: float
+    buckets: int
+    """Operations that the gradients take."""
+    data: float
+    """All else of data parallel ranks: parameters."""
+    embedding: float
+    optimizer: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +124,7 @@ class StepPredictor:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._passes: dict[Hashable, tuple[float, float, float]] = {}
-        self._behind: dict[Hashable, tuple[float, float, float]] = {}
+        self._behind: dict[Hashable, _Behind] = {}
 
     def predict(self, job: Job) -> PredictedStep:
         """Through the pipeline's schedule."""
@@ -122,6 +137,7 @@ class StepPredictor:
             m,
             chunks=job.layout.chunks,
             boundary_ns=round(_boundary(job, self.machine) * _NS),
+            is_overlapped=job.layout.chunks > 1 and job.training.overlaps_pipeline,
         )
         ends = [end / _NS + each.behind for end, each in zip(run.last_end_ns, stages, strict=True)]
         last = max(range(len(stages)), key=ends.__getitem__)
@@ -160,14 +176,21 @@ class StepPredictor:
         return found
 
     def computation_of_a_rank(self, job: Job) -> float:
-        """Mean over the ranks of the seconds that a GPU computes in a step, without the optimizer."""
+        """Mean over the ranks of the seconds that a GPU computes in a step."""
         stages = self._stages(job)
-        return job.micro_batches * sum(each.forward + each.backward for each in stages) / len(stages)
+        each = [job.micro_batches * (stage.forward + stage.backward) + stage.optimizer for stage in stages]
+        return sum(each) / len(each)
 
     def _stages(self, job: Job) -> list[_Stage]:
-        return [
-            _Stage(*self._pass_of(job, stage), *self._behind_of(job, stage)) for stage in range(job.layout.pipeline)
-        ]
+        found: list[_Stage] = []
+        for stage in range(job.layout.pipeline):
+            forward, backward, tensor = self._pass_of(job, stage)
+            behind = self._behind_of(job, stage)
+            data = behind.data + behind.gradients
+            if job.training.overlaps_gradients:
+                data -= _hidden(job, behind, backward + tensor / 2)
+            found.append(_Stage(forward, backward, tensor, data, behind.embedding, behind.optimizer))
+        return found
 
     def _durations(self, job: Job, stages: list[_Stage]) -> list[tuple[float, float]]:
         """Forward and backward seconds of a micro-batch on a chunk, with the operations inside of the pass."""
@@ -189,17 +212,32 @@ class StepPredictor:
             self._passes[key] = forward, backward, tensor
         return self._passes[key]
 
-    def _behind_of(self, job: Job, stage: int) -> tuple[float, float, float]:
+    def _behind_of(self, job: Job, stage: int) -> _Behind:
         key = (_kind(job, stage), job.layout, job.training.has_distributed_optimizer)
         if key not in self._behind:
             operations = behind_passes(job, stage, Step())
-            data, embedding = (
-                _seconds(job, self.machine, operations, groups)
-                for groups in ((Group.DATA, Group.EXPERT_DATA, Group.TENSOR), (Group.EMBEDDING,))
+            reduced = [each for each in operations if each.rule in _GRADIENTS]
+            data = (Group.DATA, Group.EXPERT_DATA, Group.TENSOR)
+            gradients = _seconds(job, self.machine, reduced, data)
+            self._behind[key] = _Behind(
+                gradients=gradients,
+                buckets=sum(each.lines for each in reduced),
+                data=_seconds(job, self.machine, operations, data) - gradients,
+                embedding=_seconds(job, self.machine, operations, (Group.EMBEDDING,)),
+                optimizer=_optimizer(job, stage, self.machine),
             )
-            exposed = 1 - self.machine.hidden_gradients
-            self._behind[key] = data * exposed, embedding, _optimizer(job, stage, self.machine)
         return self._behind[key]
+
+
+def _hidden(job: Job, behind: _Behind, backward: float) -> float:
+    """Seconds of gradients that the backward pass hides: of all buckets but the last, while others are computed.
+
+    `backward`: of a micro-batch on the stage. Chunks end one after the other, each of as many micro-batches as stages.
+    """
+    layout = job.layout
+    before_last = 1 - 1 / max(1, behind.buckets)
+    rounds = min(job.micro_batches, layout.pipeline) if layout.chunks > 1 else 1
+    return before_last * min(behind.gradients, backward * rounds)
 
 
 def _kind(job: Job, stage: int) -> Hashable:
@@ -214,7 +252,10 @@ def _layers(job: Job, stage: int) -> Iterator[int]:
 
 
 def _computation(job: Job, stage: int, machine: Machine) -> tuple[float, float]:
-    """Forward and backward seconds of a micro-batch on a stage; full recompute repeats the layers, not the head."""
+    """Forward and backward seconds of a micro-batch on a stage.
+
+    Full recompute repeats the layers, not the head; selective recompute attention's scores.
+    """
     shape, layout, b = job.shape, job.layout, job.training.micro_batch
     head = 6 * b * shape.sequence * shape.hidden * shape.vocabulary
     layers = (step_flops(shape, b, is_attention_causal=False) - head) / layout.pipeline
@@ -222,10 +263,14 @@ def _computation(job: Job, stage: int, machine: Machine) -> tuple[float, float]:
     ranks = layout.tensor * layout.context
     work = b * shape.sequence * shape.hidden / ranks
     accessed = _layer_bytes(job, machine) * job.layers_of_stage / machine.memory_bandwidth
+    scores = _score_bytes(job, machine) * job.layers_of_stage / machine.memory_bandwidth
+    core = 4 * b * shape.sequence**2 * shape.query_size * job.layers_of_stage
     forward = machine.compute_seconds((layers + mine) / 3 / ranks, work) + _FORWARD_ACCESSES * accessed
     backward = 2 * machine.compute_seconds((layers + mine) / 3 / ranks, work) + _BACKWARD_ACCESSES * accessed
     if job.training.recompute is Recompute.FULL:
         backward += machine.compute_seconds(layers / 3 / ranks, work) + _FORWARD_ACCESSES * accessed
+    elif job.training.recompute is Recompute.SELECTIVE:
+        backward += machine.compute_seconds(core / ranks, work) + _FORWARD_ACCESSES * scores
     return forward, backward
 
 
@@ -243,8 +288,16 @@ def _layer_bytes(job: Job, machine: Machine) -> float:
         widths += (mixed - widths) * shape.expert_layers / shape.layers
     whole = 10 * shape.hidden / (layout.tensor if layout.is_sequence_parallel else 1)
     cut = 2 * (2 * shape.query_size + 2 * shape.kv_size + widths)
-    scores = 5 * shape.heads * shape.sequence if machine.writes_scores else 0
-    return tokens * (whole + (cut + scores) / layout.tensor)
+    return tokens * (whole + cut / layout.tensor) + _score_bytes(job, machine)
+
+
+def _score_bytes(job: Job, machine: Machine) -> float:
+    """Of attention's scores, which selective recompute makes again: 5 a b s^2, where they go to memory. Same source."""
+    if not machine.writes_scores:
+        return 0.0
+    shape, layout = job.shape, job.layout
+    tokens = job.training.micro_batch * shape.sequence / layout.context
+    return 5 * shape.heads * shape.sequence * tokens / layout.tensor
 
 
 def _placement(job: Job, group: Group, ranks: int, machine: Machine) -> Placement:
@@ -252,8 +305,12 @@ def _placement(job: Job, group: Group, ranks: int, machine: Machine) -> Placemen
     layout, node = job.layout, machine.gpus_per_node
     if group in (Group.TENSOR, Group.EXPERT):
         return Placement(ranks, min(ranks, node))
-    stride = layout.tensor if group in (Group.DATA, Group.EXPERT_DATA) else layout.ranks // layout.pipeline
-    return Placement(ranks, max(1, min(ranks, node // stride)), sharing=min(stride, node))
+    if group in (Group.DATA, Group.EXPERT_DATA):
+        stride, sharing = layout.tensor, layout.tensor
+    else:
+        sharing = layout.ranks // layout.pipeline
+        stride = sharing * ((layout.pipeline - 1) if group is Group.EMBEDDING else 1)
+    return Placement(ranks, min(ranks, -(-node // stride)), sharing=min(sharing, node))
 
 
 def _seconds(job: Job, machine: Machine, operations: Iterable[Emitted], groups: tuple[Group, ...]) -> float:
@@ -267,13 +324,19 @@ def _seconds(job: Job, machine: Machine, operations: Iterable[Emitted], groups: 
 
 
 def _boundary(job: Job, machine: Machine) -> float:
-    """Seconds of what one micro-batch sends over a boundary."""
+    """Seconds of what one micro-batch sends over a boundary: of those inside nodes and those between them, the mean."""
     layout, shape = job.layout, job.shape
     if layout.pipeline == 1:
         return 0.0
     sent = job.training.micro_batch * shape.sequence // layout.context * shape.hidden * 2
     sent //= layout.tensor if layout.is_sequence_parallel else 1
-    return machine.collective_seconds("Send", sent, _placement(job, Group.PIPELINE, layout.pipeline, machine))
+    placed = _placement(job, Group.PIPELINE, layout.pipeline, machine)
+    between = placed.nodes - 1
+    hops = ((2, layout.pipeline - 1 - between), (1, between))
+    return sum(
+        count * machine.collective_seconds("Send", sent, replace(placed, ranks=2, ranks_per_node=local))
+        for local, count in hops
+    ) / (layout.pipeline - 1)
 
 
 def _optimizer(job: Job, stage: int, machine: Machine) -> float:

@@ -16,6 +16,8 @@ from ncclscope_models.predicted_step import PARTS, PredictedStep, StepPredictor
 
 BASE_WIDTH: Final = 0.04
 """Half-width, as a logarithm, of what no term says: of another layout than the one that calibrated."""
+OTHER_TENSOR_WIDTH: Final = 0.08
+"""The same where tensor ranks differ, whose matrices have other widths: twice, as median errors on vTrain's."""
 _EXACT: Final = 300
 """Layouts whose pipeline is run event by event; of the others it is known that they are slower."""
 
@@ -30,7 +32,7 @@ class Ranked:
     high: float
     """Four of five steps lie between them."""
     parts: Mapping[str, float]
-    """By `PARTS`; they sum up to `seconds`."""
+    """By `PARTS`, and `idle`; they sum up to `seconds`."""
     widths: Mapping[str, float]
     """By what is not sure: half of the interval that it makes alone, as a logarithm."""
     memory_bytes: int
@@ -99,10 +101,11 @@ def _ranked(
 ) -> Ranked:
     seconds = fitted.seconds(step.seconds)
     is_now = (job.layout, job.training) == (now.layout, now.training)
-    widths: dict[str, float] = {"model": 0.0 if is_now else BASE_WIDTH}
+    width = BASE_WIDTH if job.layout.tensor == now.layout.tensor else OTHER_TENSOR_WIDTH
+    widths: dict[str, float] = {"model": 0.0 if is_now else width}
     below = above = widths["model"]
     for name, ends in unsure.items():
-        off = [log(predictor.predict(job).seconds * factor / seconds) for predictor, factor in ends]
+        off = [log((predictor.predict(job).seconds * factor + fitted.idle) / seconds) for predictor, factor in ends]
         widths[name] = max(map(abs, off))
         below, above = hypot(below, max(0.0, -min(off))), hypot(above, max(0.0, *off))
     return Ranked(
@@ -110,7 +113,7 @@ def _ranked(
         seconds=seconds,
         low=seconds * exp(-below),
         high=seconds * exp(above),
-        parts={part: fitted.seconds(getattr(step, part)) for part in PARTS},
+        parts={**{part: fitted.factor * getattr(step, part) for part in PARTS}, "idle": fitted.idle},
         widths=widths,
         memory_bytes=need.bytes(job),
         fit=need.fit(job),
@@ -119,7 +122,7 @@ def _ranked(
 
 def differences(one: Ranked, other: Ranked, most: int = 3) -> list[tuple[str, float]]:
     """Parts in which a step differs from another's, the largest first, in seconds: negative where it is shorter."""
-    off = {part: one.parts[part] - other.parts[part] for part in PARTS}
+    off = {part: one.parts[part] - other.parts[part] for part in one.parts}
     return sorted(off.items(), key=lambda each: -abs(each[1]))[:most]
 
 

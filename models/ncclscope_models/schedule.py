@@ -1,7 +1,8 @@
 """When each pass of a pipeline runs: 1F1B and its interleaved form, event by event, and what a stage waits.
 
 A stage runs its passes in the order of Megatron-LM, each as soon as the stage is free and what the pass needs has come.
-Integers in nanoseconds. Nothing is overlapped with a pass but what its duration already says.
+What a pass gives to another stage keeps its own stage busy, unless the pipeline overlaps it. Integers in nanoseconds.
+Nothing else is overlapped with a pass but what its duration already says.
 Source: Narayanan et al. 2021; Megatron-LM core_r0.13.0 `megatron/core/pipeline_parallel/schedules.py`.
 """
 
@@ -79,9 +80,16 @@ def _place(number: int, stages: int, chunks: int) -> tuple[int, int]:
 
 
 def schedule(
-    durations: Sequence[StagePasses], micro_batches: int, *, chunks: int = 1, boundary_ns: int = 0
+    durations: Sequence[StagePasses],
+    micro_batches: int,
+    *,
+    chunks: int = 1,
+    boundary_ns: int = 0,
+    is_overlapped: bool = False,
 ) -> Schedule:
     """Runs a step; `durations` by stage, `boundary_ns` from the end of a pass to when the next stage can begin.
+
+    Without `is_overlapped` the stage that sends can go on only then.
 
     Raises:
         ValueError: See `passes`.
@@ -92,7 +100,7 @@ def schedule(
     forward_end = [[-1] * micro_batches for _ in range(places)]
     backward_end = [[-1] * micro_batches for _ in range(places)]
     at, free_ns = [0] * stages, [0] * stages
-    first = [-1] * stages
+    first, last = [-1] * stages, [0] * stages
     remaining = sum(map(len, orders))
     while remaining:
         for stage in range(stages):
@@ -109,19 +117,26 @@ def schedule(
                 if ready < 0:
                     break
                 crosses = place > 0 if step.is_forward else place < places - 1
+                gives = place < places - 1 if step.is_forward else place > 0
                 begin = max(free_ns[stage], ready + (boundary_ns if crosses else 0))
                 lasts = durations[stage].forward_ns if step.is_forward else durations[stage].backward_ns
                 ends = forward_end if step.is_forward else backward_end
-                free_ns[stage] = ends[place][step.micro_batch] = begin + lasts
+                ends[place][step.micro_batch] = last[stage] = begin + lasts
+                free_ns[stage] = begin + lasts + (boundary_ns if gives and not is_overlapped else 0)
                 first[stage] = begin if first[stage] < 0 else first[stage]
                 at[stage] += 1
                 remaining -= 1
     busy = [micro_batches * chunks * (each.forward_ns + each.backward_ns) for each in durations]
-    return Schedule(tuple(first), tuple(free_ns), tuple(busy))
+    return Schedule(tuple(first), tuple(last), tuple(busy))
 
 
 def long_schedule(
-    durations: Sequence[StagePasses], micro_batches: int, *, chunks: int = 1, boundary_ns: int = 0
+    durations: Sequence[StagePasses],
+    micro_batches: int,
+    *,
+    chunks: int = 1,
+    boundary_ns: int = 0,
+    is_overlapped: bool = False,
 ) -> Schedule:
     """As `schedule`, in a time that does not grow with the micro-batches: a pipeline settles into a rhythm.
 
@@ -130,9 +145,15 @@ def long_schedule(
     stages = len(durations)
     more, rest = divmod(micro_batches, stages)
     if more <= _SETTLED + 1:
-        return schedule(durations, micro_batches, chunks=chunks, boundary_ns=boundary_ns)
+        return schedule(durations, micro_batches, chunks=chunks, boundary_ns=boundary_ns, is_overlapped=is_overlapped)
     before, after = (
-        schedule(durations, rounds * stages + rest, chunks=chunks, boundary_ns=boundary_ns)
+        schedule(
+            durations,
+            rounds * stages + rest,
+            chunks=chunks,
+            boundary_ns=boundary_ns,
+            is_overlapped=is_overlapped,
+        )
         for rounds in (_SETTLED, _SETTLED + 1)
     )
     left = more - _SETTLED - 1

@@ -87,6 +87,13 @@ def test_what_the_run_did_not_show_must_be_given(calibration: Path) -> None:
     assert "no group of the calibration crosses nodes: give --node-gb-per-s" in output
     status, output = run(*arguments, "--node-gb-per-s", "100")
     assert status == 0, output
+    job["transfers"] = transfers("AllReduce", 4, 4, "DP", 20)
+    calibration.write_text(json.dumps(document))
+    status, output = run(*arguments)
+    assert status == 2
+    assert "no group of the calibration lies in a node: give --inside-gb-per-s" in output
+    status, output = run(*arguments, "--inside-gb-per-s", "200")
+    assert status == 0, output
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.models import collective_times, step_times, vtrain
 
 from ncclscope_models.job import Job, Layout, Precision, Recompute, Training, gpt
-from ncclscope_models.machine import Machine, Placement
+from ncclscope_models.machine import BASE_STEPS_BETWEEN, BASE_STEPS_INSIDE, Machine, Placement
 from ncclscope_models.memory import layer_activation_bytes
 from ncclscope_models.predicted_step import calibrated, predict_step
 from ncclscope_models.transfer_curve import transfer_curve
@@ -54,9 +54,12 @@ def test_groups_that_leave_a_node_together_share_its_network() -> None:
     assert MACHINE.collective_seconds("AllReduce", 1e9, Placement(4, 1, sharing=8)) == pytest.approx(8 * alone)
 
 
-def test_latency_counts_the_steps_that_leave_a_node_apart() -> None:
+def test_latency_counts_the_start_and_the_steps_that_leave_a_node_apart() -> None:
     slow = replace(MACHINE, inside_latency=1e-6, network_latency=10e-6)
-    assert slow.collective_seconds("AllGather", 1.0, Placement(16, 8)) == pytest.approx(15 * (10 * 2 + 14) / 16 * 1e-6)
+    steps = 15 * (10 * 2 + 14) / 16 + 10 * BASE_STEPS_BETWEEN
+    assert slow.collective_seconds("AllGather", 1.0, Placement(16, 8)) == pytest.approx(steps * 1e-6, rel=1e-5)
+    inside = slow.collective_seconds("AllReduce", 1.0, Placement(8, 8))
+    assert inside == pytest.approx((BASE_STEPS_INSIDE + 14) * 1e-6, rel=1e-5)
 
 
 def test_what_was_measured_inside_a_node_comes_before_the_formula() -> None:
@@ -94,6 +97,38 @@ def test_a_pipeline_waits_its_bubble_and_data_ranks_send_their_gradients_behind_
     assert spread.bubble == 0
     assert spread.behind > 0
     assert spread.computation == pytest.approx(predict_step(job(Layout()), MACHINE).computation / 4)
+
+
+def test_the_tied_embedding_is_summed_between_the_nodes_of_first_and_last_stage() -> None:
+    rows = 2 * 51_200 * 1024 * 2  # bytes of FP16, wire of an AllReduce of two ranks
+    near, far = (predict_step(job(Layout(pipeline=4, data=each)), MACHINE).embedding for each in (2, 4))
+    assert near == pytest.approx(rows / 2 / 200e9)  # ranks 0 and 6, of a node
+    assert far == pytest.approx(rows / 2 / (100e9 / 4))  # the four ranks of a stage share the node's cards
+
+
+def test_a_pipeline_inside_a_node_and_one_between_nodes_wait_for_their_own_links() -> None:
+    slow = replace(MACHINE, inside_latency=1e-3, network_latency=1.0)
+    inside, mixed, between = (
+        predict_step(job(Layout(pipeline=4, data=data)), replace(slow, gpus_per_node=node)).bubble
+        for data, node in ((1, 4), (1, 2), (1, 1))
+    )
+    assert 10 * inside < mixed < between / 2
+
+
+def test_gradients_of_all_buckets_but_the_last_hide_behind_the_last_backward_pass() -> None:
+    wide = replace(job(Layout(data=4)), shape=gpt(layers=8, hidden=2048, heads=16, sequence=1024, vocabulary=51_200))
+    hides = replace(wide, training=replace(wide.training, overlaps_gradients=True))
+    exposed, hidden = (predict_step(each, MACHINE) for each in (wide, hides))
+    assert exposed.data / 20 < hidden.data < exposed.data / 2
+    assert hidden.seconds == pytest.approx(exposed.seconds - exposed.data + hidden.data)
+    one_stage = predict_step(replace(hides, layout=Layout(pipeline=2, data=4)), MACHINE)
+    assert one_stage.data > 0  # the last stage has one bucket, which nothing hides
+
+
+def test_selective_recompute_makes_the_scores_again() -> None:
+    machine = replace(MACHINE, memory_bandwidth=1e12, writes_scores=True)
+    none, selective, full = (predict_step(job(Layout(), recompute=each), machine).seconds for each in Recompute)
+    assert none < selective < full
 
 
 def test_larger_micro_batches_compute_faster_where_work_per_matrix_counts() -> None:

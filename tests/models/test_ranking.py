@@ -103,6 +103,49 @@ def test_a_run_inside_one_node_says_nothing_of_the_network() -> None:
     assert given.width > 0.3
 
 
+def test_what_is_idle_stays_whatever_the_layout_is() -> None:
+    computed = StepPredictor(MACHINE).computation_of_a_rank(NOW)
+    predicted = predict_step(NOW, MACHINE).seconds
+    observed = calibration(predicted + 0.5, computed)
+    assert observed.step is not None
+    step = replace(observed.step, parts={**observed.step.parts, ("idle", None): 500_000_000})
+    found = fitted_machine(MACHINE, NOW, replace(observed, step=step), TIMES)
+    assert found.idle == 0.5
+    assert found.factor == pytest.approx(1, abs=0.01)
+    other = replace(NOW, layout=replace(NOW.layout, pipeline=4, data=2))
+    ranked = rank([other], NOW, found, MemoryNeed(None)).ranked[0]
+    assert ranked.parts["idle"] == 0.5
+    assert sum(ranked.parts.values()) == pytest.approx(ranked.seconds)
+
+
+def test_of_several_stages_to_a_node_the_slow_sends_are_those_between_nodes() -> None:
+    sends = [
+        MeasuredTransfers(message_bytes=size, low=2e-5 + size / 200e9, typical=0.0, high=4e-5 + size / 50e9, samples=50)
+        for size in (1 << 20, 1 << 24)
+    ]
+    found = fitted_machine(MACHINE, NOW, calibration(3.0, None), TransferTimes({GroupShape("Send", 4, 2, "PP"): sends}))
+    assert found.inside is not None
+    assert found.between is not None
+    assert found.inside.bandwidth == pytest.approx(200e9, rel=0.01)
+    assert found.between.bandwidth == pytest.approx(8 * 50e9, rel=0.01)  # all GPUs of a node send at once
+
+
+def test_small_messages_say_nothing_of_bandwidth() -> None:
+    small = TransferTimes(
+        {shape: [each for each in found if each.message_bytes < 1 << 20] for shape, found in TIMES.measured.items()}
+    )
+    found = fitted_machine(MACHINE, NOW, calibration(3.0, None), small, inside_node=150e9)
+    assert found.between is None
+    assert found.inside is not None
+    assert (found.inside.bandwidth, found.inside.measured) == (150e9, 0)
+
+
+def test_other_tensor_ranks_are_less_sure() -> None:
+    others = [replace(NOW, layout=Layout(tensor=each, data=32 // each, is_sequence_parallel=True)) for each in (4, 8)]
+    same, other = sorted(rank(others, NOW, fitted(), MemoryNeed(None)).ranked, key=lambda each: each.job.layout.tensor)
+    assert same.widths["model"] < other.widths["model"]
+
+
 def test_a_calibration_without_a_step_is_refused() -> None:
     with pytest.raises(ModelError, match="has no step time"):
         fitted_machine(MACHINE, NOW, replace(calibration(1.0, None), median_step_ns=None), TIMES)

@@ -90,3 +90,12 @@ def test_every_stage_has_every_pass_once_and_no_backward_before_its_forward(
 def test_interleaved_stages_need_a_multiple_of_micro_batches() -> None:
     with pytest.raises(ValueError, match="5 micro-batches are not a multiple of 2 interleaved stages"):
         schedule([StagePasses(1, 1)] * 2, 5, chunks=2)
+
+
+def test_a_stage_that_sends_goes_on_only_when_it_is_through_unless_that_is_overlapped() -> None:
+    blocked, overlapped = (
+        schedule([StagePasses(10, 20)] * 2, 4, boundary_ns=3, is_overlapped=each).last_end_ns for each in (False, True)
+    )
+    # The last stage alternates: forward, backward, send; the first gets the last gradient behind it.
+    assert blocked == (10 + 3 + 4 * 30 + 3 * 3 + 3 + 20, 10 + 3 + 4 * 30 + 3 * 3)
+    assert overlapped[1] < blocked[1]
