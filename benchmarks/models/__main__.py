@@ -1,9 +1,10 @@
 """`python -m benchmarks.models [TABLE...]`: what the models say, held against what was measured or printed.
 
 `thesis`: a thesis's figures explained by the emission rules, one by one. `collective_times`, `step_times`: what was
-measured against what is foretold; they need the corpora, by NCCLSCOPE_CORPUS. `tune_speed`: 100,000 layouts. By name
-alone, since they take minutes: `budget`, bubbles of simulated pipelines against the truth; `shapes` and `wrong_fields`,
-65 simulated jobs held against their descriptions, right and wrong in one field.
+measured against what is foretold; they need the corpora, by NCCLSCOPE_CORPUS. `papers`: steps, crossovers and orderings
+that papers print. `tune_speed`: 100,000 layouts. By name alone, since they take minutes: `budget`, bubbles of simulated
+pipelines against the truth; `tune`, 50 simulated scenarios against their truth; `shapes` and `wrong_fields`, 65
+simulated jobs held against their descriptions, right and wrong in one field.
 """
 
 from __future__ import annotations
@@ -11,17 +12,34 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / each) for each in ("models", "service", "agents")]
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[2] / each) for each in ("models", "service", "agents", "simulator", "command")
+]
 
-from benchmarks.models import budget, collective_times, shapes, step_times, thesis, tune_speed  # noqa: E402
+from benchmarks.models import (  # noqa: E402
+    budget,
+    collective_times,
+    papers,
+    shapes,
+    step_times,
+    thesis,
+    tune_speed,
+    tune_truth,
+)
 
 _TABLES = {
     "thesis": thesis.main,
     "collective_times": collective_times.main,
     "step_times": step_times.main,
+    "papers": papers.main,
     "tune_speed": tune_speed.main,
 }
-_BY_NAME = {"budget": budget.main, "shapes": shapes.main, "wrong_fields": shapes.wrong_fields}
+_BY_NAME = {
+    "budget": budget.main,
+    "tune": tune_truth.main,
+    "shapes": shapes.main,
+    "wrong_fields": shapes.wrong_fields,
+}
 
 
 def main() -> None:

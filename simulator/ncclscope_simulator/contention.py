@@ -1,7 +1,8 @@
 """Contention: groups share network cards and NVLink, and communication slows the computation beside it.
 
 Simplified: groups of one kind of parallelism that leave a node are taken to communicate at once, so that each of their
-GPUs has its share of the node's cards; of two kinds that overlap on a node's cards or NVLink, the one that is worked out later has half of them.
+GPUs has its share of the node's cards; of two kinds that overlap on a node's cards or NVLink, the one that is worked
+out later has half of them.
 """
 
 from __future__ import annotations
