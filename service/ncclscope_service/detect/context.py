@@ -89,6 +89,8 @@ class Context:
     """Whether the end of a step is known of all ranks."""
     has_lines_without_stamps: bool = False
     """Which kernels are theirs is found by order alone."""
+    has_lost_lines: bool = False
+    """Whether kernels or other ranks showed that lines of operations were lost."""
     is_over: bool = False
     """Whether no more input comes."""
     settings: DetectionSettings = DEFAULTS

@@ -461,8 +461,8 @@ class Detection:
         Offline (`final`) hours may come at once: detectors get them a second at a time, as they would have live, and
         silence after the newest line means nothing. `steps_ns`: how long a step of each job takes, where that is known.
         `thresholds`: what is not as by default (`settings.settings_of`). `newest`: the last collectives of a
-        communicator, once they are numbered. `seen_hangs`: what a service saw of a job that
-        is over (`PipelineSettings`).
+        communicator, once they are numbered. `seen_hangs`: what a service saw of a job that is over
+        (`PipelineSettings`).
         """
         at_ns = self._newest_time(measured) if final else now_ns
         silence_at_ns = at_ns if final else self._silence_clock.time_at(now_ns)
@@ -475,6 +475,7 @@ class Detection:
             return None if found is None else numbered_calls(self._store, found)
 
         active = {*self._store.process_job, *self._facts} - self._retention.jobs
+        lossy = {name for (name, _), amount in self._store.numbers_healed.items() if amount}
         have_ended = cache(self._have_ended)
         measured_of = self._measured_by_job(measured)
         for name in sorted({*active, *self._jobs}):
@@ -487,6 +488,7 @@ class Detection:
                         context,
                         settings=settings_of(thresholds, name),
                         has_lines_without_stamps=job.has_lines_without_stamps,
+                        has_lost_lines=name in lossy,
                     )
                     mine = row_ops.filter_rows(measured, np.isin(measured["communicator"], list(context.groups)))
                     self._ingest(job, context, mine, at_ns, clocks, final=final)

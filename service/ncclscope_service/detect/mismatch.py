@@ -175,6 +175,9 @@ class Mismatch:
         context = self._context
         if context is None:
             return []
+        if context.has_lost_lines and not self._is_lossy:  # calls that are all equal do not show it
+            self._is_lossy = True
+            self._align(list(self._sequences), context)
         for communicator, sequence in self._sequences.items():
             group = context.groups.get(communicator)
             if group is None:
