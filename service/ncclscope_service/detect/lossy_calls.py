@@ -145,8 +145,8 @@ class LossyCalls:
     def settle(self, found: NumberedCalls) -> None:
         """Takes the places that all calls were given by kernels and the steps before: what was placed here was less."""
         self._waiting, self._is_cut = [each[:0] for each in self._waiting], False
-        self._places = found.begin + len(found.calls) - self.begin
-        self._last = np.where(found.enqueued > 0, found.enqueued - self.begin, NO_NUMBER)
+        self.begin, self._places = 0, found.begin + len(found.calls)
+        self._last = np.where(found.enqueued > 0, found.enqueued, NO_NUMBER)
         self._recent, self._recent_ns = found.calls, found.stamps_ns
         self._is_told = found.is_told
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.lossy_calls import NumberedCalls
 from ncclscope_service.detect.mismatch import CALL, Mismatch
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import OPERATION_CODES
+from ncclscope_wire.terms import NO_TIME_NS, OPERATION_CODES
 
 CONTEXT = Context(
     job="job",
@@ -148,6 +149,25 @@ def test_a_communicator_with_lost_lines_is_told_as_such() -> None:
     assert detector.findings(0) == []
     assert detector.with_losses == frozenset({0})
     assert detector.enqueued() == {}
+
+
+def test_lost_lines_that_equal_calls_do_not_show_are_counted_as_kernels_have_shown_them() -> None:
+    detector = Mismatch()
+    for rank in range(4):
+        made = calls(rank, 200 - (rank == 2))
+        made["message_bytes"] = 1024
+        detector.ingest_calls(made, CONTEXT)
+    assert detector.findings(0) == []
+    assert (detector.with_losses, detector.enqueued()) == (frozenset(), {})
+    detector.update_context(replace(CONTEXT, has_lost_lines=True))
+    assert detector.findings(0) == []
+    assert detector.with_losses == frozenset({0})
+    newest = NumberedCalls(
+        199, np.full((1, 4), 1024), np.full(1, NO_TIME_NS), np.array([200, 200, 200, 199]), is_told=True
+    )
+    assert detector.findings(20 * 1_000_000_000, lambda _: newest) == []
+    assert detector.with_losses == frozenset()
+    assert detector.enqueued() == {0: {0: 200, 1: 200, 2: 200, 3: 199}}
 
 
 def test_after_a_lost_line_it_is_known_again_how_far_ranks_have_come() -> None:
