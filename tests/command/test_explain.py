@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from emission_samples import small
 from service.fake_service import plan
 
 from ncclscope.cli import main
+from ncclscope_service.store.plan_records import PlanEdit
 from ncclscope_simulator import write
 
 SHAPE = small("fp16,skipped", tp=2, sequence_parallel=False)
@@ -80,9 +82,11 @@ def test_analyze_with_a_description_finds_it_and_has_the_plan_in_its_report(logs
 
 
 def test_a_running_service_is_asked_for_its_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "the description says layers 5, the traffic says 4"
+    edit = PlanEdit(field="layers", described=5, observed=4, sentence=said)
     answers = {
         "/api/overview": {"jobs": [{"name": "a b"}, {"name": "other"}]},
-        "/api/jobs/a%20b/plan": msgspec.to_builtins(plan()),
+        "/api/jobs/a%20b/plan": msgspec.to_builtins(replace(plan(), verdict=said, edits=(edit,))),
         "/api/jobs/a%20b/plan/pattern": None,
         "/api/jobs/other/plan": None,
     }
@@ -96,7 +100,7 @@ def test_a_running_service_is_asked_for_its_last_look(monkeypatch: pytest.Monkey
     assert result.exit_code == 4
     assert "job a b\nmodel   5 layers" in result.output
     assert "tp (8)  AllReduce BF16" in result.output
-    assert "unexplained: 48 operations\nthe description says layers 5, the traffic says 4" in result.output
+    assert f"unexplained: 48 operations\n{said}" in result.output
     assert "job other: no plan" in result.output
     assert CliRunner().invoke(main, ["explain", "--model", __file__]).exit_code == 2
 
