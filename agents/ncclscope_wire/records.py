@@ -118,7 +118,7 @@ class CaptureSeen:
     warnings: tuple[str, ...] = ()
     """Messages of nsys about lost events (severity warning or worse)."""
     gpu: str | None = None
-    """What CUDA calls the GPUs of the host; None if they differ, or it is not recorded."""
+    """CUDA's name of the GPUs of the host; None if they differ, or it is not recorded."""
 
     @property
     def is_of_profiler(self) -> bool:

@@ -20,9 +20,8 @@ import numpy as np
 from benchmarks.models.step_times import kendall_tau
 
 from ncclscope.offline import run_offline
-from ncclscope.tune import machine_before_fitting
 from ncclscope_models.calibration import Calibration, calibrations_of
-from ncclscope_models.fitted_machine import fitted_machine
+from ncclscope_models.fitted_machine import fitted_machine, machine_before_fitting
 from ncclscope_models.flops import step_flops
 from ncclscope_models.job import Job, Layout, Precision, Recompute, Shape, Training, gpt
 from ncclscope_models.layout_space import Space, layouts
@@ -129,7 +128,7 @@ class Scenario:
         return step_durations(self.simulated(job), 1)[0] / 1e9
 
     def calibration(self) -> Calibration:
-        """What `analyze` writes of the run."""
+        """The calibration that `analyze` writes of the run."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "job"
             write(self.simulated(self.now, iterations=_STEPS), out)

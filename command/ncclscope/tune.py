@@ -13,10 +13,9 @@ from ncclscope.calibration import calibration_option, read_calibrations
 from ncclscope.description_files import describe
 from ncclscope_models import flops
 from ncclscope_models.calibration import Calibration, added_up
-from ncclscope_models.fitted_machine import FittedMachine, fitted_machine
+from ncclscope_models.fitted_machine import ASSUMED_GPU, FittedMachine, fitted_machine, machine_before_fitting
 from ncclscope_models.job import Job, ModelError, Recompute
 from ncclscope_models.layout_space import Space, layouts
-from ncclscope_models.machine import Machine
 from ncclscope_models.memory import MemoryNeed, covers_activations
 from ncclscope_models.ranking import Ranked, Ranking, differences, rank, widest
 from ncclscope_models.step_time import days, rent_usd
@@ -25,8 +24,6 @@ from ncclscope_wire.errors import ConfigError
 _GIB: Final = 2**30
 _OVERHEAD_BYTES: Final = 2 * _GIB
 """NCCL's buffers, the CUDA context and fragmentation, where no run says it."""
-_GPU: Final = "A100"
-"""Whose peak and memory bandwidth are taken without --gpu: only how they compare counts."""
 _WHY: Final = {
     "computation": "computation",
     "tensor": "tensor and expert parallel",
@@ -98,7 +95,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
         candidates = layouts(now, space)
         of_job = _calibration_of(read, name, now)
         given = [None if each is None else each * 1e9 for each in (inside_gb_per_s, node_gb_per_s)]
-        base = machine_before_fitting(gpu or _GPU, per_node, writes_scores=attention_scores)
+        base = machine_before_fitting(gpu, per_node, writes_scores=attention_scores)
         fitted = fitted_machine(base, now, of_job, added_up(read), inside_node=given[0], between_nodes=given[1])
         if fitted.inside is None and per_node > 1:
             raise click.UsageError("no group of the calibration lies in a node: give --inside-gb-per-s")
@@ -114,7 +111,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
         )
     assumed = [
         *(f"{field} {described.completed.fields[field].value}" for field in described.completed.assumed),
-        *([] if gpu else [f"memory bandwidth to peak of an {_GPU} (--gpu)"]),
+        *([] if gpu else [f"memory bandwidth to peak of an {ASSUMED_GPU} (--gpu)"]),
         *([] if attention_scores else ["fused attention (--attention-scores)"]),
         *([] if memory_used_gib else [f"{_OVERHEAD_BYTES / _GIB:g} GiB beside the model's memory (--memory-used-gib)"]),
     ]
@@ -135,21 +132,6 @@ def _calibration_of(read: Sequence[Calibration], name: str | None, now: Job) -> 
     if found[0].ranks != ranks:
         raise click.UsageError(f"job {found[0].job} ran on {found[0].ranks} ranks, and the description has {ranks}")
     return found[0]
-
-
-def machine_before_fitting(gpu: str, per_node: int, *, writes_scores: bool = False) -> Machine:
-    """What fitting starts from; its links are replaced, or a usage error before they count."""
-    return Machine(
-        gpus_per_node=per_node,
-        peak_flops=flops.PEAK_FLOPS[gpu],
-        best_share=0.75,
-        inside_bandwidth=float("inf"),
-        node_bandwidth=float("inf"),
-        inside_latency=1e-6,
-        network_latency=15e-6,
-        memory_bandwidth=flops.MEMORY_BANDWIDTH[gpu],
-        writes_scores=writes_scores,
-    )
 
 
 def _need(now: Job, limit_gib: float | None, used_gib: float | None, *, keeps_scores: bool) -> MemoryNeed:

@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log
-from typing import Final
 
 from ncclscope_models.calibration import Calibration
 from ncclscope_models.description import Description, Given, completed
-from ncclscope_models.fitted_machine import FittedMachine, fitted_machine
-from ncclscope_models.flops import MEMORY_BANDWIDTH, PEAK_FLOPS
+from ncclscope_models.fitted_machine import FittedMachine, fitted_machine, machine_before_fitting
 from ncclscope_models.job import Job, ModelError
-from ncclscope_models.machine import Machine
 from ncclscope_models.memory import MemoryNeed
 from ncclscope_models.ranking import BASE_WIDTH, Ranked, rank
-
-_GPU: Final = "A100"
-"""Where none is known: how its peak and its memory compare is all that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +32,7 @@ class ExpectedStep:
 
     @property
     def limit(self) -> float:
-        """What hardly any job exceeds: twice the interval, as logarithms."""
+        """Seconds that hardly any job exceeds: twice the interval, as logarithms."""
         return self.typical * (self.high / self.typical) ** 2
 
 
@@ -49,7 +43,9 @@ def expected_step(job: Job, calibrations: Sequence[Calibration], gpu: str | None
             continue
         try:
             now = completed(Description({name: Given(value, of.job) for name, value in of.description.items()})).job
-            fitted = fitted_machine(_base(gpu or _GPU, of.ranks_per_node), now, of, of.times)
+            fitted = fitted_machine(
+                machine_before_fitting(gpu, of.ranks_per_node, inside_latency=0.0), now, of, of.times
+            )
             if now.shape == job.shape and _reaches(fitted, job):
                 return _expected(rank((job,), now, fitted, MemoryNeed(None), most=1).ranked[0], now, of.job)
         except ModelError:
@@ -71,19 +67,4 @@ def _expected(found: Ranked, now: Job, run: str) -> ExpectedStep:
         high=found.seconds * exp(hypot(least, log(found.high / found.seconds))),
         run=run,
         is_same=is_same,
-    )
-
-
-def _base(gpu: str, per_node: int) -> Machine:
-    """What fitting starts from: its links are replaced by those of the run."""
-    return Machine(
-        gpus_per_node=per_node,
-        peak_flops=PEAK_FLOPS[gpu],
-        best_share=0.75,
-        inside_bandwidth=float("inf"),
-        node_bandwidth=float("inf"),
-        inside_latency=0.0,
-        network_latency=15e-6,
-        memory_bandwidth=MEMORY_BANDWIDTH[gpu],
-        writes_scores=False,
     )

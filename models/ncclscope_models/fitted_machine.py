@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from ncclscope_models.calibration import Calibration
+from ncclscope_models.flops import MEMORY_BANDWIDTH, PEAK_FLOPS
 from ncclscope_models.job import Job, ModelError
 from ncclscope_models.machine import Machine, Placement
 from ncclscope_models.predicted_step import StepPredictor, calibrated, calibrated_by_computation, predict_step
@@ -22,6 +23,8 @@ from ncclscope_models.textbook import wire_bytes
 from ncclscope_models.transfer_curve import TransferCurve, fit_line
 from ncclscope_models.transfer_estimate import GroupShape, TransferTimes
 
+ASSUMED_GPU: Final = "A100"
+"""Where none is known: how its peak and its memory compare is all that counts."""
 _LEAST_WIDTH: Final = 0.06
 """As a logarithm: what a size between others was off by on real runs (`transfer_estimate.WIDTHS`)."""
 _NOT_MEASURED: Final = 0.4
@@ -68,6 +71,27 @@ class FittedMachine:
     def seconds(self, predicted: float) -> float:
         """A predicted step, times what the parts left open, and what is idle."""
         return predicted * self.factor + self.idle
+
+
+def machine_before_fitting(
+    gpu: str | None, per_node: int, *, inside_latency: float = 1e-6, writes_scores: bool = False
+) -> Machine:
+    """The machine from which fitting starts, with links that cost nothing until the run's replace them.
+
+    `gpu`: None if it is not known; `inside_latency`: seconds, of links in a node that the run does not show.
+    """
+    known = gpu or ASSUMED_GPU
+    return Machine(
+        gpus_per_node=per_node,
+        peak_flops=PEAK_FLOPS[known],
+        best_share=0.75,
+        inside_bandwidth=float("inf"),
+        node_bandwidth=float("inf"),
+        inside_latency=inside_latency,
+        network_latency=15e-6,
+        memory_bandwidth=MEMORY_BANDWIDTH[known],
+        writes_scores=writes_scores,
+    )
 
 
 def fitted_machine(

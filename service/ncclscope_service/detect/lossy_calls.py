@@ -22,8 +22,7 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 UNTOLD: Final = -2
 """A call of which the place is known, and not what was called."""
 _FEW: Final = 0.015
-"""Share of lines: with 1 % lost the names of calls tell how far ranks have come, with 2 % in bursts they do not.
-"""
+"""Share of lines: with 1 % lost the names of calls tell how far ranks have come, with 2 % in bursts they do not."""
 _REMEMBERED: Final = 64
 """Places that are looked at, the newest ones."""
 _ALIGNED_AT_ONCE: Final = 512

@@ -238,8 +238,8 @@ class JoinStage:
     def newest(self, communicator: int) -> NewestCollectives | None:
         """The last collectives of a communicator, as they were numbered in the end; None while some calls wait."""
         members = self._store.communicators[communicator].members or {}
-        found = self._collectives.newest(communicator)
-        return found if found is not None and self.lost_lines.are_decided(members.values()) else None
+        # First what costs little: the newest ones may have to be aligned.
+        return self._collectives.newest(communicator) if self.lost_lines.are_decided(members.values()) else None
 
     def drain_collectives(
         self, members_seen: dict[int, int], now_ns: int, *, final: bool

@@ -76,7 +76,7 @@ def recorded_host(opened: OpenExport) -> str | None:
 
 
 def gpu_name(opened: OpenExport) -> str | None:
-    """What CUDA calls the GPUs of the host; None if they differ."""
+    """CUDA's name of the GPUs of the host; None if they differ."""
     if not opened.layout.has(schema.GPU, "name"):
         return None
     rows = opened.connection.execute(
