@@ -49,7 +49,7 @@ def is_timeline(answer: Response) -> bool:
 
 
 def test_ten_seconds_are_ten_seconds_and_a_zoom_shows_single_kernels(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--per-minute", "600") as port:
+    with fake_service(repository, "--per-minute", "600", "--still") as port:
         page, complaints = open_page(browser, port)
         expect(page.locator("#timeline .js-plotly-plot")).to_have_count(1)
         with page.expect_response(lambda each: is_timeline(each) and "seconds=10&" in f"{each.url}&") as answer:

@@ -13,6 +13,7 @@ import pytest
 from service.log_batches import BASE_NS, PERIOD_NS, Kernel, Line, export_batch, init, log_batch
 from wire.sample_batches import HELLO
 
+from ncclscope_service.columns.buckets import LastingSums
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import summary_document
@@ -34,6 +35,7 @@ _CALLS = 12
 
 _LIMITED = {
     "_Remembered": "align.graph_replays.REMEMBERED_LINES",
+    "JobHistory": "columns.buckets.MOST_BUCKETS",
     "TuningJoin._fresh": "tuning._FRESH",
     "Coverage": "align.coverage.INTERVALS_KEPT",
     "Anchors": "align.by_order.after_gap._KEPT",
@@ -187,6 +189,8 @@ def _held(root: object) -> Counter[str]:
             found[name] += len(value)
             waiting += [(name, each) for each in value]
             waiting += [(name, each) for each in value.values()] if isinstance(value, dict) else []
+        elif isinstance(value, LastingSums):
+            found[name] += len(value.begins())
         elif type(value).__module__.startswith("ncclscope"):
             waiting += [(f"{type(value).__name__}.{each}", getattr(value, each)) for each in _attributes(value)]
     return found

@@ -60,7 +60,8 @@ def window_until(now_ns: int, *, bucket_ns: int = BUCKET_NS, buckets: int = BUCK
 
 
 _NEVER: Final = np.iinfo(np.int64).max
-_LEAST: Final = 64
+_LEAST: Final = 8
+"""Groups that a new bucket has room for. Jobs of a few ranks keep hundreds of buckets."""
 
 
 class BucketSums:
