@@ -23,7 +23,7 @@ from ncclscope_service.job.ranks import MAX_RANK, global_ranks
 from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 COLUMNS: Final = ("communicator", "op", "end_true_ns", "wait_ns", "last_rank", "blame_ns", "rank")
 """Of `rows.COLLECTIVE`, what lost time is made of."""
@@ -121,7 +121,8 @@ def _kinds(
     has_pipeline = any(each.parallelism == "PP" for each in own)
     judged = {each.index: each for each in own if each.size > 1 and _is_judged(each, has_pipeline=has_pipeline)}
     pipelines = {each.index: each for each in own if each.parallelism == "PP"}
-    rows = rows[np.isin(rows["communicator"], [*judged, *pipelines])]
+    is_timed = rows["end_true_ns"] != NO_TIME_NS  # not so while the clock of a host is unknown
+    rows = rows[is_timed & np.isin(rows["communicator"], [*judged, *pipelines])]
     steps = rows["end_true_ns"].astype(np.int64) // step_ns
     is_blame = (rows["last_rank"] >= 0) & (rows["blame_ns"] >= 0) & ~np.isin(rows["op"], ROOTED)
     is_blame &= np.isin(rows["communicator"], list(judged))

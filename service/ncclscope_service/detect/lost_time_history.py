@@ -21,6 +21,7 @@ from ncclscope_service.store.job_history import JobHistory
 from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_TIME_NS
 
 _TOGETHER: Final = 16
 """Steps that are taken together at least,"""
@@ -47,8 +48,9 @@ class LostTimeHistory:
     _looked_ns: int = 0
 
     def ingest(self, measured: Columns, now_ns: int) -> None:
-        """Takes measured collectives (`rows.COLLECTIVE`) of the job."""
-        at = np.flatnonzero((measured["last_rank"] >= 0) | (measured["rank"] >= 0))
+        """Takes measured collectives (`rows.COLLECTIVE`) of the job; those without a time are dropped."""
+        is_timed = measured["end_true_ns"] != NO_TIME_NS
+        at = np.flatnonzero(is_timed & ((measured["last_rank"] >= 0) | (measured["rank"] >= 0)))
         if not len(at):
             return
         if not self._rows:

@@ -157,7 +157,7 @@ def make_app(view: ServiceView, hub: Hub, access: HttpAccess | None = None) -> S
             Mount("/static", PageFiles()),
         ],
         middleware=[Middleware(_SecurityHeaders), *([] if access is None else [Middleware(Gated, access)])],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _http_error, Exception: _own_error},
         lifespan=pushes.lifespan,
     )
 
@@ -599,6 +599,12 @@ def _json(value: object) -> Response:
 
 def _json_bytes(body: bytes) -> Response:
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+async def _own_error(_: Request, error: Exception) -> Response:
+    """A mistake of ours, which the server logs."""
+    body = orjson.dumps({"error": f"the service failed to answer ({type(error).__name__}): see its log"})
+    return Response(body, status_code=500, media_type="application/json")
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

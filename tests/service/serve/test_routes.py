@@ -69,6 +69,20 @@ async def events_of(client: httpx.AsyncClient, amount: int) -> list[tuple[str, b
     return found
 
 
+async def test_a_mistake_of_ours_is_an_answer_that_a_page_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = small_service()
+
+    def fails(*_: object) -> None:
+        raise TypeError("Integer exceeds 64-bit range")
+
+    monkeypatch.setattr(service, "job", fails)
+    transport = httpx.ASGITransport(make_app(service, service.hub, None), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        answer = await client.get("/api/jobs/a/steps")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "the service failed to answer (TypeError): see its log"}
+
+
 async def test_the_page_and_its_files_come_from_the_service_alone() -> None:
     async with client_of(small_service()) as client:
         page = await client.get("/")

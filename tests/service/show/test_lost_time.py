@@ -19,7 +19,7 @@ from ncclscope_service.store.job_history import LOST, STEPS
 from ncclscope_service.store.records import Communicator, Identity, Member, Process
 from ncclscope_service.store.rows import COLLECTIVE
 from ncclscope_service.store.tables import Store
-from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 _STEP_NS = 400_000_000
 _STEPS = 60
@@ -159,6 +159,14 @@ def test_of_one_communicator_the_map_is_of_its_ranks() -> None:
     assert [row.ranks for row in view.rows] == [(0,), (1,)]
     assert [row.now_ns for row in view.rows] == [0, 4 * _MS]
     assert healthy().view("world-0").rows == ()
+
+
+def test_what_was_measured_while_the_clock_of_a_host_was_unknown_has_no_place_on_the_map() -> None:
+    job, begin_ns = healthy(), healthy().view("tp-0").begin_ns
+    rows = job.store.collectives.rows.take(np.arange(3))
+    rows["end_true_ns"] = NO_TIME_NS
+    job.store.collectives.append(rows)
+    assert job.view("tp-0").begin_ns == job.view().begin_ns == begin_ns
 
 
 def test_without_kernels_nothing_is_made_up() -> None:
