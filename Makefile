@@ -51,7 +51,7 @@ lock:
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	  --extra service pyproject.toml -o requirements/service.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	  --extra service --extra grafana --extra notify --extra otlp --group dev pyproject.toml -o requirements/dev.txt
+	  --extra service --extra grafana --extra models --extra notify --extra otlp --group dev pyproject.toml -o requirements/dev.txt
 
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	  pyproject.toml -o requirements/agent.txt

@@ -2,9 +2,10 @@
 
 `thesis`: a thesis's figures explained by the emission rules, one by one. `collective_times`, `step_times`: what was
 measured against what is foretold; they need the corpora, by NCCLSCOPE_CORPUS. `papers`: steps, crossovers and orderings
-that papers print. `tune_speed`: 100,000 layouts. By name alone, since they take minutes: `budget`, bubbles of simulated
-pipelines against the truth; `tune`, 50 simulated scenarios against their truth; `shapes` and `wrong_fields`, 65
-simulated jobs held against their descriptions, right and wrong in one field.
+that papers print. `tune_speed`: 100,000 layouts. By name alone, since they take minutes: `residual`, what corrections
+that are learned from many runs give for others; `budget`, bubbles of simulated pipelines against the truth; `tune`, 50
+simulated scenarios against their truth; `shapes` and `wrong_fields`, 65 simulated jobs held against their descriptions,
+right and wrong in one field.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.models import (  # noqa: E402
     budget,
     collective_times,
     papers,
+    residual,
     shapes,
     step_times,
     thesis,
@@ -36,6 +38,7 @@ _TABLES = {
 }
 _BY_NAME = {
     "budget": budget.main,
+    "residual": residual.main,
     "tune": tune_truth.main,
     "shapes": shapes.main,
     "wrong_fields": shapes.wrong_fields,

@@ -47,7 +47,8 @@ def main() -> None:
     for gpu, errors in by_gpu.items():
         times = vtrain.allreduce_times(corpora.folder("measured_runs"), gpu)
         for ranks in list(times)[1:]:
-            off = _from_neighbours(times, ranks)
+            forecast, usable = from_neighbours(times, ranks)
+            off = np.abs(forecast / times[ranks][1] - 1)[usable]
             print(f"| {gpu.upper()} | {ranks} | {len(off)} | {_share(off, 0.5)} | {_share(off, 0.9)} |")
             errors.append(np.log1p(off).tolist())
     print("\nIntervals of 80 %: half-width from one half of the curves, and how much of the other half lies inside\n")
@@ -94,10 +95,13 @@ def _both(sizes: Sizes, seconds: Sizes, asked: float, truth: float) -> tuple[flo
     return curve, line
 
 
-def _from_neighbours(times: dict[int, tuple[Floats, Floats]], ranks: int) -> Floats:
-    """Errors of all sizes that both neighbours have at equal wire bytes; the largest number has two below it."""
+def from_neighbours(times: dict[int, tuple[Floats, Floats]], ranks: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Seconds of all sizes of so many ranks, and which of them both neighbours have at equal wire bytes.
+
+    The largest number of ranks has two below it.
+    """
     fewer, more = (ranks - 1, ranks + 1) if ranks + 1 in times else (ranks - 2, ranks - 1)
-    sizes, seconds = times[ranks]
+    sizes, _ = times[ranks]
     known: list[Floats] = []
     usable = np.ones(len(sizes), bool)
     for other in (fewer, more):
@@ -105,8 +109,7 @@ def _from_neighbours(times: dict[int, tuple[Floats, Floats]], ranks: int) -> Flo
         curve = transfer_curve(times[other][0].tolist(), times[other][1].tolist())
         usable &= curve.holds(same)
         known.append(curve.seconds(same))
-    forecast = known[0] + (known[1] - known[0]) * (ranks - fewer) / (more - fewer)
-    return np.abs(forecast / seconds - 1)[usable]
+    return known[0] + (known[1] - known[0]) * (ranks - fewer) / (more - fewer), usable
 
 
 def _log_errors(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

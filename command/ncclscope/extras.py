@@ -38,6 +38,14 @@ def require_otlp() -> None:
         )
 
 
+def require_models() -> None:
+    """Ends the command with a sentence if the packages that learn corrections are not installed."""
+    if any(importlib.util.find_spec(name) is None for name in ("sklearn", "scipy")):
+        raise click.ClickException(
+            "--learn needs scikit-learn and scipy: install them with `pip install 'ncclscope[models]'`"
+        )
+
+
 def require_grafana() -> None:
     """Ends the command with a sentence if the package that talks to Grafana is not installed."""
     if importlib.util.find_spec("grafana_api") is None:

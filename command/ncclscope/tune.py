@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import expm1
 from pathlib import Path
 from typing import Final
 
@@ -11,13 +12,16 @@ import click
 
 from ncclscope.calibration import calibration_option, read_calibrations
 from ncclscope.description_files import describe
+from ncclscope.extras import require_models
 from ncclscope_models import flops
 from ncclscope_models.calibration import Calibration, added_up
 from ncclscope_models.fitted_machine import ASSUMED_GPU, FittedMachine, fitted_machine, machine_before_fitting
 from ncclscope_models.job import Job, ModelError, Recompute
 from ncclscope_models.layout_space import Space, layouts
+from ncclscope_models.learned_steps import CORRECTED, corrected, learned_from
 from ncclscope_models.memory import MemoryNeed, covers_activations
 from ncclscope_models.ranking import Ranked, Ranking, differences, rank, widest
+from ncclscope_models.residual import NotLearnedError, Residual
 from ncclscope_models.step_time import days, rent_usd
 from ncclscope_wire.errors import ConfigError
 
@@ -32,12 +36,14 @@ _WHY: Final = {
     "embedding": "tied embedding",
     "optimizer": "optimizer",
     "idle": "idle",
+    "learned": "learned from runs",
 }
 _SETTLES: Final = {
     "computation": "how fast GPUs compute at other micro-batches and tensor ranks",
     "inside": "transfers inside a node",
     "between": "transfers between nodes",
     "model": "what the model leaves out",
+    "learned": "what corrections are off by",
 }
 
 
@@ -57,6 +63,7 @@ _SETTLES: Final = {
 @click.option("--attention-scores", is_flag=True, help="Attention is not fused: its scores go to memory.")
 @click.option("--tokens", type=click.FloatRange(min=0, min_open=True), help="Tokens to train on: days and cost.")
 @click.option("--usd-per-gpu-hour", type=click.FloatRange(min=0), help="Price of a GPU, for the cost of --tokens.")
+@click.option("--learn", is_flag=True, help="Correct steps by what those of 100 calibrations and more were off by.")
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Layouts that are listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tune(  # noqa: PLR0917  (click passes them by name)
@@ -75,6 +82,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
     attention_scores: bool,
     tokens: float | None,
     usd_per_gpu_hour: float | None,
+    learn: bool,
     top: int,
     as_json: bool,
 ) -> None:
@@ -84,6 +92,8 @@ def tune(  # noqa: PLR0917  (click passes them by name)
     """
     if not calibrations:
         raise click.UsageError("give --calibration: calibration.json, which analyze writes of a run of this job")
+    if learn:
+        require_models()
     described = describe(files, assignments)
     now, read = described.completed.job, read_calibrations(calibrations)
     try:
@@ -102,7 +112,10 @@ def tune(  # noqa: PLR0917  (click passes them by name)
         if fitted.between is None and gpus > per_node:
             raise click.UsageError("no group of the calibration crosses nodes: give --node-gb-per-s")
         need = _need(now, gpu_memory, memory_used_gib, keeps_scores=attention_scores)
-        ranking = rank(candidates, now, fitted, need, most=top)
+        residual, not_learned = _learned(read, fitted) if learn else (None, None)
+        ranking = rank(candidates, now, fitted, need, most=top if residual is None else max(top, CORRECTED))
+        if residual is not None:
+            ranking = corrected(ranking, residual, per_node, top)
     except ModelError as error:
         raise ConfigError(str(error)) from error
     if not ranking.ranked:
@@ -117,9 +130,27 @@ def tune(  # noqa: PLR0917  (click passes them by name)
     ]
     costs = _Costs(now, gpus, tokens, usd_per_gpu_hour)
     if as_json:
-        click.echo(json.dumps(_document(ranking, fitted, costs, assumed), indent=1))
+        click.echo(json.dumps(_document(ranking, fitted, costs, assumed, residual, not_learned), indent=1))
     else:
-        click.echo("\n".join(_lines(ranking, fitted, costs, assumed, need)))
+        said = () if not learn else (_said(residual, not_learned),)
+        click.echo("\n".join(_lines(ranking, fitted, costs, assumed, need, said)))
+
+
+def _learned(read: Sequence[Calibration], fitted: FittedMachine) -> tuple[Residual | None, str | None]:
+    """What the runs teach, or why they teach nothing."""
+    try:
+        return learned_from(read, fitted), None
+    except NotLearnedError as error:
+        return None, str(error)
+
+
+def _said(residual: Residual | None, not_learned: str | None) -> str:
+    if residual is None:
+        return f"steps   are not corrected: {not_learned}"
+    return (
+        f"learned from {residual.times:,} runs: of runs that are left out steps are off {expm1(residual.error):.1%}, "
+        f"uncorrected {expm1(residual.plain_error):.1%}"
+    )
 
 
 def _calibration_of(read: Sequence[Calibration], name: str | None, now: Job) -> Calibration:
@@ -158,7 +189,12 @@ class _Costs:
 
 
 def _lines(
-    ranking: Ranking, fitted: FittedMachine, costs: _Costs, assumed: Sequence[str], need: MemoryNeed
+    ranking: Ranking,
+    fitted: FittedMachine,
+    costs: _Costs,
+    assumed: Sequence[str],
+    need: MemoryNeed,
+    said: Iterable[str],
 ) -> Iterator[str]:
     now = ranking.now
     yield (
@@ -169,6 +205,7 @@ def _lines(
         "memory of a GPU not known (--gpu-memory)" if need.limit_bytes is None else f"{ranking.do_not_fit:,} do not fit"
     )
     yield f"looked  at {ranking.considered:,} layouts; {fits}"
+    yield from said
     if not covers_activations(now.job):
         yield "        memory of experts' activations is not counted: more may not fit"
     columns = f"{'t':>4}{'p':>4}{'d':>5}{'e':>4}{'b':>4}{'v':>4}{'zero':>5}"
@@ -176,6 +213,8 @@ def _lines(
     for place, each in enumerate(ranking.ranked, 1):
         yield f"{place:>4}{_row(each)}  {_step(each)}{_gain(each, now)}{_cost(costs, each.seconds)}"
         yield f"{'':>52}{_differences(each, now)}"
+        if each.not_corrected is not None:
+            yield f"{'':>52}not corrected: {each.not_corrected}"
     listed = min(ranking.alike, len(ranking.ranked))
     if listed > 1:
         more = " and maybe more that are not listed" if listed == len(ranking.ranked) else ""
@@ -225,7 +264,14 @@ def _differences(each: Ranked, now: Ranked) -> str:
     return ", ".join(f"{_WHY[part]} {off:+.3f} s" for part, off in differences(each, now) if abs(off) >= 0.0005)
 
 
-def _document(ranking: Ranking, fitted: FittedMachine, costs: _Costs, assumed: Sequence[str]) -> dict[str, object]:
+def _document(
+    ranking: Ranking,
+    fitted: FittedMachine,
+    costs: _Costs,
+    assumed: Sequence[str],
+    residual: Residual | None,
+    not_learned: str | None,
+) -> dict[str, object]:
     settles = widest(ranking.ranked[: max(1, ranking.alike)])
     return {
         "considered": ranking.considered,
@@ -237,6 +283,10 @@ def _document(ranking: Ranking, fitted: FittedMachine, costs: _Costs, assumed: S
         "observed_over_predicted_ratio": fitted.factor,
         "is_computation_measured": fitted.is_from_parts,
         "assumed": list(assumed),
+        "learned_runs": None if residual is None else residual.times,
+        "learned_error_ratio": None if residual is None else expm1(residual.error),
+        "uncorrected_error_ratio": None if residual is None else expm1(residual.plain_error),
+        "not_learned": not_learned,
     }
 
 
@@ -258,6 +308,7 @@ def _record(each: Ranked, now: Ranked, costs: _Costs) -> dict[str, object]:
         "step_seconds": each.seconds,
         "step_low_seconds": each.low,
         "step_high_seconds": each.high,
+        "not_corrected": each.not_corrected,
         "parts_seconds": dict(each.parts),
         "differences_seconds": dict(differences(each, now)),
         "days": found,

@@ -32,12 +32,14 @@ class Ranked:
     high: float
     """Four of five steps lie between them."""
     parts: Mapping[str, float]
-    """By `PARTS`, and `idle`; they sum up to `seconds`."""
+    """By `PARTS`, `idle` and, if corrections are learned, `learned`; they sum up to `seconds`."""
     widths: Mapping[str, float]
     """By what is not sure: half of the interval that it makes alone, as a logarithm."""
     memory_bytes: int
     fit: Fit | None
     """None where the memory of a GPU is not known."""
+    not_corrected: str | None = None
+    """Why what was learned does not correct it; None if it does, or if nothing was learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -115,3 +118,59 @@ def test_a_calibration_is_needed() -> None:
     status, output = run("--gpus", "32")
     assert status == 2
     assert "give --calibration" in output
+
+
+def many_runs(calibration: Path, folder: Path, scale: Callable[[int, int], float]) -> list[str]:
+    """Calibrations of 120 runs with other layers, batches and degrees; their steps are `scale` times the first's."""
+    document = json.loads(calibration.read_text())
+    first = document["jobs"][0]
+    typed = {
+        name: {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
+        for name, text in GIVEN.items()
+    }
+    jobs: list[dict[str, object]] = [{**first, "description": typed}]
+    for layers, micro_batch, tensor in product(range(8, 48, 4), (1, 2, 4), (1, 2, 4, 8)):
+        described = {**typed, "layers": layers, "micro_batch": micro_batch, "tensor": tensor, "data": 16 // tensor}
+        described["sequence_parallel"] = tensor > 1
+        step = round(2e9 * layers / 24 * scale(micro_batch, tensor))
+        jobs.append({**first, "job": f"l{layers}b{micro_batch}t{tensor}", "description": described,
+                     "median_step_ns": step, "transfers": []})  # fmt: skip
+    path = folder / "many.json"
+    path.write_text(json.dumps({"format": 1, "jobs": jobs}))
+    return ["--calibration", str(path), "--job", "run1", "--gpus", "32", "--learn"]
+
+
+def test_many_runs_correct_the_layouts_inside_of_them_and_name_why_others_are_not(
+    calibration: Path, tmp_path: Path
+) -> None:
+    arguments = many_runs(calibration, tmp_path, lambda micro_batch, tensor: (1 + 0.1 * micro_batch) * tensor**0.3)
+    status, output = run(*arguments, "--top", "300")
+    assert status == 0, output
+    assert "learned from 121 runs: of runs that are left out steps are off " in output
+    assert "not corrected: pipeline 4 lies outside of the runs' 2 to 2" in output
+    assert "learned from runs " in output
+    status, output = run(*arguments, "--top", "300", "--json")
+    found = json.loads(output)
+    assert found["learned_runs"] == 121
+    assert found["learned_error_ratio"] < found["uncorrected_error_ratio"]
+    is_corrected = [each["not_corrected"] is None for each in found["layouts"]]
+    assert any(is_corrected)
+    assert not all(is_corrected)
+    for each in found["layouts"]:
+        assert sum(each["parts_seconds"].values()) == pytest.approx(each["step_seconds"])
+        assert each["step_low_seconds"] < each["step_seconds"] < each["step_high_seconds"]
+    steps = [each["step_seconds"] for each in found["layouts"]]
+    assert steps == sorted(steps)
+
+
+def test_too_few_runs_correct_nothing_and_it_is_said(calibration: Path) -> None:
+    status, output = run("--calibration", str(calibration), "--gpus", "32", "--learn")
+    assert status == 0, output
+    assert "steps   are not corrected: a correction is learned from 100 measured times on, not from 0" in output
+
+
+def test_without_the_extra_learning_says_what_to_install(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    status, output = run("--calibration", str(calibration), "--gpus", "32", "--learn")
+    assert status == 1
+    assert "pip install 'ncclscope[models]'" in output
