@@ -235,6 +235,7 @@ def _job_waits() -> list[dashboard.Panel]:
 
 def _job_plan() -> list[dashboard.Panel]:
     """Of jobs that are held against a description (`serve --model`)."""
+    step = f"{rate('ncclscope_step_seconds_total', JOB)} / {rate('ncclscope_steps_total', JOB)}"
     return [
         number(
             "Unexplained operations",
@@ -256,6 +257,31 @@ def _job_plan() -> list[dashboard.Panel]:
             "bytes",
             Query(expr=f"ncclscope_expected_bytes{{{JOB}}}", legend="{{op}} in {{parallelism}}"),
             is_stacked=True,
+            width=10,
+        ),
+        number(
+            "Step over expected",
+            "Mean step over what it should take by description and calibration; of several jobs the slowest.",
+            "percentunit",
+            f'max({step} / ignoring (bound) ncclscope_expected_step_seconds{{{JOB}, bound="typical"}})',
+            decimals=0,
+        ),
+        lines(
+            "Step, observed and expected",
+            "Mean step; dashed, what it should take: four of five jobs lie between low and high. The finding "
+            "slower_than_plan is about steps far beyond.",
+            "s",
+            Query(expr=step, legend="{{job}} observed"),
+            Query(expr=f"ncclscope_expected_step_seconds{{{JOB}}}", legend="{{job}} {{bound}}", is_dashed=True),
+            width=10,
+        ),
+        lines(
+            "Share of the GPUs' peak",
+            "Operations of the model (MFU), and with what is computed again (HFU), over what the peak allows in the "
+            "median iteration. GPU and description must be known.",
+            "percentunit",
+            Query(expr=f"ncclscope_model_flops_utilization_ratio{{{JOB}}}", legend="{{job}} MFU"),
+            Query(expr=f"ncclscope_hardware_flops_utilization_ratio{{{JOB}}}", legend="{{job}} HFU", is_dashed=True),
             width=10,
         ),
     ]

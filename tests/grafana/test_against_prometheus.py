@@ -28,6 +28,8 @@ _NOTHING_TO_SAY = {
     "ncclscope_agent_spool": "the demo's agents keep no spool",
     "ncclscope_unexplained_operations": "the demo's job is not described",
     "ncclscope_expected_bytes": "the demo's job is not described",
+    "ncclscope_expected_step_seconds": "the demo's job is not described",
+    "_flops_utilization_ratio": "the demo's job is not described",
     "ncclscope_alignment_disagreements": "the demo's exports carry no NVTX payloads to check against",
     "ncclscope_alignment_checked_total": "the demo's exports carry no NVTX payloads to check against",
 }
