@@ -16,13 +16,12 @@ import click
 import msgspec
 
 from ncclscope.baseline import baseline_option, read_baselines
-from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
+from ncclscope.calibration import calibration_option, read_calibrations, step_of, transfers_of
 from ncclscope.config_file import config_option
 from ncclscope.description_files import describe, gpu_option, model_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope.thresholds import Thresholds, threshold_options
-from ncclscope_models.expected_step import expected_step
 from ncclscope_wire.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def analyze(
         baseline=read_baselines(baselines),
         calibration=transfers_of(read_before),
         description=described,
-        expected_step=expected_step(described.job, read_before, gpu) if described else None,
+        expected_step=step_of(described, read_before, gpu),
         gpu=gpu,
         thresholds=thresholds(),
         seen_hangs=_seen_hangs(seen, job),

@@ -11,6 +11,9 @@ from typing import ParamSpec, TypeVar
 import click
 
 from ncclscope_models.calibration import Calibration, added_up, calibrations_of
+from ncclscope_models.description import Completed
+from ncclscope_models.expected_step import ExpectedStep, expected_step
+from ncclscope_models.job import ModelError
 from ncclscope_models.transfer_estimate import TransferTimes
 
 P = ParamSpec("P")
@@ -53,3 +56,14 @@ def read_calibrations(paths: tuple[Path, ...]) -> list[Calibration]:
 def transfers_of(calibrations: list[Calibration]) -> TransferTimes | None:
     """Their transfers together; None without any."""
     return added_up(calibrations) if calibrations else None
+
+
+def step_of(described: Completed | None, calibrations: list[Calibration], gpu: str | None) -> ExpectedStep | None:
+    """How long a step of this job should take; None, with the reason on standard error, if no calibration says it."""
+    if described is None or not calibrations:
+        return None
+    try:
+        return expected_step(described.job, calibrations, gpu)
+    except ModelError as error:
+        click.echo(f"no step is expected of --calibration: {error}", err=True)
+        return None

@@ -15,7 +15,7 @@ import click
 
 from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
-from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
+from ncclscope.calibration import calibration_option, read_calibrations, step_of, transfers_of
 from ncclscope.config_file import config_option
 from ncclscope.description_files import describe, gpu_option, model_option
 from ncclscope.extras import require_service, require_writable
@@ -25,7 +25,6 @@ from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
 from ncclscope.sizes import Sizes, size_options
 from ncclscope.thresholds import Thresholds, threshold_options
-from ncclscope_models.expected_step import expected_step
 
 if TYPE_CHECKING:
     from ncclscope_service.keep.persistence import PersistenceSettings
@@ -259,7 +258,7 @@ def serve(
             baseline=read_baselines(baselines),
             calibration=transfers_of(read_before),
             description=described,
-            expected_step=expected_step(described.job, read_before, gpu) if described else None,
+            expected_step=step_of(described, read_before, gpu),
             gpu=gpu,
             thresholds=thresholds(),
         ),

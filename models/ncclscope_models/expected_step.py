@@ -12,7 +12,7 @@ from math import exp, hypot, log
 
 from ncclscope_models.calibration import Calibration
 from ncclscope_models.description import Description, Given, completed
-from ncclscope_models.fitted_machine import FittedMachine, fitted_machine, machine_before_fitting
+from ncclscope_models.fitted_machine import fitted_machine, machine_before_fitting
 from ncclscope_models.job import Job, ModelError
 from ncclscope_models.memory import MemoryNeed
 from ncclscope_models.ranking import BASE_WIDTH, Ranked, rank
@@ -36,26 +36,37 @@ class ExpectedStep:
         return self.typical * (self.high / self.typical) ** 2
 
 
-def expected_step(job: Job, calibrations: Sequence[Calibration], gpu: str | None = None) -> ExpectedStep | None:
-    """By the first run that says it, those of as many ranks first; None if none has a description and a step."""
+def expected_step(job: Job, calibrations: Sequence[Calibration], gpu: str | None = None) -> ExpectedStep:
+    """By the first run that says it, those of as many ranks first.
+
+    Raises:
+        ModelError: None says it; the text has each run with what it lacks.
+    """
+    lacking: list[str] = []
     for of in sorted(calibrations, key=lambda each: each.ranks != job.layout.ranks):
-        if of.description is None or of.ranks_per_node is None:
-            continue
         try:
-            now = completed(Description({name: Given(value, of.job) for name, value in of.description.items()})).job
-            fitted = fitted_machine(
-                machine_before_fitting(gpu, of.ranks_per_node, inside_latency=0.0), now, of, of.times
-            )
-            if now.shape == job.shape and _reaches(fitted, job):
-                return _expected(rank((job,), now, fitted, MemoryNeed(None), most=1).ranked[0], now, of.job)
-        except ModelError:
-            continue
-    return None
+            return _by_run(job, of, gpu)
+        except ModelError as error:
+            lacking.append(f"{of.job}: {error}")
+    raise ModelError("; ".join(lacking) or "there is no calibration")
 
 
-def _reaches(fitted: FittedMachine, job: Job) -> bool:
-    """Whether the run has shown the links that the job uses."""
-    return fitted.between is not None or job.layout.ranks <= fitted.machine.gpus_per_node
+def _by_run(job: Job, of: Calibration, gpu: str | None) -> ExpectedStep:
+    """What the run did not show is refused, but that a job does again takes as long again, whatever it uses."""
+    if of.description is None:
+        raise ModelError("the run was not described, or did something else: analyze it with --model")
+    if of.ranks_per_node is None:
+        raise ModelError("it does not say how many GPUs a node has")
+    now = completed(Description({name: Given(value, of.job) for name, value in of.description.items()})).job
+    if now.shape != job.shape:
+        raise ModelError("it is of another model")
+    fitted = fitted_machine(machine_before_fitting(gpu, of.ranks_per_node), now, of, of.times)
+    if (job.layout, job.training) != (now.layout, now.training):
+        if fitted.inside is None and min(of.ranks_per_node, job.layout.ranks) > 1:
+            raise ModelError("no group of it lies in a node, and the job is laid out differently")
+        if fitted.between is None and job.layout.ranks > of.ranks_per_node:
+            raise ModelError("no group of it crosses nodes, and the job is laid out differently")
+    return _expected(rank((job,), now, fitted, MemoryNeed(None), most=1).ranked[0], now, of.job)
 
 
 def _expected(found: Ranked, now: Job, run: str) -> ExpectedStep:

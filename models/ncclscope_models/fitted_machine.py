@@ -17,7 +17,7 @@ import numpy as np
 from ncclscope_models.calibration import Calibration
 from ncclscope_models.flops import MEMORY_BANDWIDTH, PEAK_FLOPS
 from ncclscope_models.job import Job, ModelError
-from ncclscope_models.machine import Machine, Placement
+from ncclscope_models.machine import INSIDE_LATENCY, Machine, Placement
 from ncclscope_models.predicted_step import StepPredictor, calibrated, calibrated_by_computation, predict_step
 from ncclscope_models.textbook import wire_bytes
 from ncclscope_models.transfer_curve import TransferCurve, fit_line
@@ -73,12 +73,10 @@ class FittedMachine:
         return predicted * self.factor + self.idle
 
 
-def machine_before_fitting(
-    gpu: str | None, per_node: int, *, inside_latency: float = 1e-6, writes_scores: bool = False
-) -> Machine:
+def machine_before_fitting(gpu: str | None, per_node: int, *, writes_scores: bool = False) -> Machine:
     """The machine from which fitting starts, with links that cost nothing until the run's replace them.
 
-    `gpu`: None if it is not known; `inside_latency`: seconds, of links in a node that the run does not show.
+    `gpu`: None if it is not known.
     """
     known = gpu or ASSUMED_GPU
     return Machine(
@@ -87,7 +85,7 @@ def machine_before_fitting(
         best_share=0.75,
         inside_bandwidth=float("inf"),
         node_bandwidth=float("inf"),
-        inside_latency=inside_latency,
+        inside_latency=INSIDE_LATENCY,
         network_latency=15e-6,
         memory_bandwidth=MEMORY_BANDWIDTH[known],
         writes_scores=writes_scores,

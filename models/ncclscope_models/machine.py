@@ -18,6 +18,8 @@ HALF_WORK: Final = 5e5
 BASE_STEPS_INSIDE: Final = 11.0
 """An operation's start takes as long as so many steps of a ring inside a node: 6.6 us to 0.6 us. Source: NCCL
 `src/graph/tuning.cc`, baseLat and hwLat of rings with LL over NVLink. vTrain's tables of A100 have 9 to 19."""
+INSIDE_LATENCY: Final = 0.6e-6
+"""Seconds of a step between two GPUs of a node, of a run that shows none. Same source: hwLat of NVLink with LL."""
 BASE_STEPS_BETWEEN: Final = 0.6
 """The same between nodes: 8.4 us to 14 us, with Simple over the network. Same source."""
 

@@ -7,8 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from emission_samples import small
 
+from ncclscope.calibration import step_of
 from ncclscope.cli import main
+from ncclscope_models.calibration import Calibration
+from ncclscope_models.transfer_estimate import TransferTimes
 
 _SHAPE = ("--nodes", "2", "--gpus", "2", "--tp", "2", "--pp", "1", "--iterations", "8", "--layers", "4")
 
@@ -51,3 +55,15 @@ def test_a_file_that_is_no_calibration_is_named(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "wrong.json" in done.output
     assert "calibration.json" in done.output
+
+
+def test_why_a_calibration_says_no_step_is_said_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    described = small(tp=2, dp=2, iterations=2).described()
+    run = Calibration(
+        job="before", ranks=4, ranks_per_node=4, times=TransferTimes({}), step=None, median_step_ns=1_000_000
+    )
+    assert step_of(described, [run], None) is None
+    assert "no step is expected of --calibration: before: the run was not described" in capsys.readouterr().err
+    assert step_of(described, [], None) is None
+    assert step_of(None, [run], None) is None
+    assert capsys.readouterr().err == ""

@@ -108,7 +108,6 @@ def test_a_healthy_job_that_runs_again_is_never_accused_and_a_slower_one_is(tmp_
     recorded(tmp_path / "first", seed=1)
     document = orjson.loads((tmp_path / "first" / "out" / "calibration.json").read_bytes())
     expected = expected_step(RUN.described().job, calibrations_of(document, "calibration.json"))
-    assert expected is not None
     assert expected.is_same
     assert expected.low < document["jobs"][0]["step"]["mean_ns"] / 1e9 < expected.high
     again = recorded(tmp_path / "again", seed=2, expected=expected)

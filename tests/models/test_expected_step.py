@@ -1,0 +1,88 @@
+"""How long a step should take by a run that was recorded: which run says it, and what each lacks that does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ncclscope_models.calibration import Calibration
+from ncclscope_models.description import Description, Given, completed
+from ncclscope_models.expected_step import expected_step
+from ncclscope_models.job import Job, ModelError
+from ncclscope_models.transfer_estimate import GroupShape, MeasuredTransfers, TransferTimes
+
+DESCRIBED: dict[str, int | bool | str] = {
+    "framework": "megatron", "version": "0.13", "layers": 8, "hidden": 1024, "ffn": 4096, "heads": 16, "kv_heads": 16,
+    "sequence": 2048, "positions_learned": 2048, "vocabulary": 51_200, "gated": False, "norm": "LayerNorm",
+    "bias": True, "tied": True, "tensor": 2, "pipeline": 1, "data": 4, "micro_batch": 1, "global_batch": 32,
+    "precision": "BF16",
+}  # fmt: skip
+
+
+def job(**changed: int) -> Job:
+    given = {name: Given(value, "test") for name, value in {**DESCRIBED, **changed}.items()}
+    return completed(Description(given)).job
+
+
+def transfers(op: str, ranks: int, nodes: int, kind: str) -> tuple[GroupShape, list[MeasuredTransfers]]:
+    found = [
+        MeasuredTransfers(message_bytes=size, low=taken, typical=taken, high=taken, samples=50)
+        for size in (1 << 16, 1 << 20, 1 << 24, 1 << 28)
+        for taken in [20e-6 + size / 100e9]
+    ]
+    return GroupShape(op, ranks, nodes, kind), found
+
+
+INSIDE = transfers("AllReduce", 2, 1, "TP")
+BETWEEN = transfers("AllReduce", 4, 2, "DP")
+
+
+def recorded(*groups: tuple[GroupShape, list[MeasuredTransfers]]) -> Calibration:
+    """On two nodes of four GPUs."""
+    return Calibration(
+        job="before", ranks=8, ranks_per_node=4, times=TransferTimes(dict(groups)), step=None,
+        median_step_ns=400_000_000, description=DESCRIBED,
+    )  # fmt: skip
+
+
+def test_the_same_job_is_expected_to_take_as_long_again_and_another_layout_as_is_foretold() -> None:
+    run = recorded(INSIDE, BETWEEN)
+    again = expected_step(job(), [run])
+    assert again.is_same
+    assert again.typical == pytest.approx(0.4)
+    other = expected_step(job(tensor=4, data=2), [run])
+    assert not other.is_same
+    assert other.high / other.low > again.high / again.low
+
+
+@pytest.mark.parametrize(
+    ("asked", "run", "says"),
+    [
+        (job(tensor=4, data=2), recorded(BETWEEN), "before: no group of it lies in a node"),
+        (job(tensor=4, data=2), recorded(INSIDE), "before: no group of it crosses nodes"),
+        (job(layers=16), recorded(INSIDE, BETWEEN), "before: it is of another model"),
+        (job(), replace(recorded(INSIDE), description=None), "before: the run was not described"),
+        (job(), replace(recorded(INSIDE), ranks_per_node=None), "before: it does not say how many GPUs a node has"),
+        (
+            job(),
+            replace(recorded(INSIDE), median_step_ns=None),
+            "before: the calibration of job before has no step time",
+        ),
+    ],
+)
+def test_a_run_that_does_not_say_it_is_named_with_what_it_lacks(asked: Job, run: Calibration, says: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        expected_step(asked, [run])
+    assert str(caught.value).startswith(says)
+
+
+def test_the_same_job_needs_no_links_that_its_run_did_not_show() -> None:
+    assert expected_step(job(), [recorded(BETWEEN)]).typical == pytest.approx(0.4)
+
+
+def test_of_several_runs_the_first_that_says_it_answers_and_else_all_are_named() -> None:
+    silent = replace(recorded(BETWEEN), job="first", description=None)
+    assert expected_step(job(), [silent, recorded(INSIDE)]).run == "before"
+    with pytest.raises(ModelError, match=r"first: .*; before: no group of it"):
+        expected_step(job(tensor=4, data=2), [silent, recorded(INSIDE)])
