@@ -19,6 +19,16 @@ from ncclscope_models.ranking import BASE_WIDTH, Ranked, rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedPart:
+    """A part of the mean step of a rank."""
+
+    part: str
+    """As in `step_budget.parquet`."""
+    parallelism: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStep:
     """Seconds of a step; four of five jobs lie between `low` and `high`."""
 
@@ -29,6 +39,12 @@ class ExpectedStep:
     """The job that was recorded."""
     is_same: bool
     """It had the same layout and batch."""
+    parts: tuple[ExpectedPart, ...] = ()
+    """Of the step that was recorded, if it is the same job and its kernels were recorded; they sum up to `typical`.
+
+    Of another layout there are none: what is foretold is of the stage that ends last, and what is observed of a mean
+    rank, whose waiting is all that the stages differ by.
+    """
 
     @property
     def limit(self) -> float:
@@ -66,16 +82,20 @@ def _by_run(job: Job, of: Calibration, gpu: str | None) -> ExpectedStep:
             raise ModelError("no group of it lies in a node, and the job is laid out differently")
         if fitted.between is None and job.layout.ranks > of.ranks_per_node:
             raise ModelError("no group of it crosses nodes, and the job is laid out differently")
-    return _expected(rank((job,), now, fitted, MemoryNeed(None), most=1).ranked[0], now, of.job)
+    return _expected(rank((job,), now, fitted, MemoryNeed(None), most=1).ranked[0], now, of)
 
 
-def _expected(found: Ranked, now: Job, run: str) -> ExpectedStep:
+def _expected(found: Ranked, now: Job, of: Calibration) -> ExpectedStep:
     is_same = (found.job.layout, found.job.training) == (now.layout, now.training)
     least = BASE_WIDTH if is_same else 0.0  # of another layout it is in the interval already
     return ExpectedStep(
         low=found.seconds * exp(-hypot(least, log(found.seconds / found.low))),
         typical=found.seconds,
         high=found.seconds * exp(hypot(least, log(found.high / found.seconds))),
-        run=run,
+        run=of.job,
         is_same=is_same,
+        parts=tuple(
+            ExpectedPart(part=part, parallelism=parallelism, seconds=ns / 1e9)
+            for (part, parallelism), ns in (of.step.parts.items() if is_same and of.step is not None else ())
+        ),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope_models.calibration import Calibration
+from ncclscope_models.calibration import Calibration, ObservedStep
 from ncclscope_models.description import Description, Given, completed
 from ncclscope_models.expected_step import expected_step
 from ncclscope_models.job import Job, ModelError
@@ -75,6 +75,22 @@ def test_a_run_that_does_not_say_it_is_named_with_what_it_lacks(asked: Job, run:
     with pytest.raises(ModelError) as caught:
         expected_step(asked, [run])
     assert str(caught.value).startswith(says)
+
+
+def test_the_same_job_has_the_parts_of_the_run_and_another_layout_none() -> None:
+    step = ObservedStep(
+        steps=8,
+        mean_ns=400_000_000,
+        parts={("computation", None): 300_000_000, ("exposed_transfer", "TP"): 100_000_000},
+    )
+    run = replace(recorded(INSIDE, BETWEEN), step=step)
+    again = expected_step(job(), [run])
+    assert [(each.part, each.parallelism, each.seconds) for each in again.parts] == [
+        ("computation", None, 0.3),
+        ("exposed_transfer", "TP", 0.1),
+    ]
+    assert sum(each.seconds for each in again.parts) == pytest.approx(again.typical)
+    assert expected_step(job(tensor=4, data=2), [run]).parts == ()
 
 
 def test_the_same_job_needs_no_links_that_its_run_did_not_show() -> None:

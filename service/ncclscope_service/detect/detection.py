@@ -51,6 +51,8 @@ from ncclscope_service.detect.slower_than_plan import SlowerThanPlan
 from ncclscope_service.detect.stopped_logging import StoppedLogging
 from ncclscope_service.detect.verdict import EndOfRanks, end_of_ranks, judge_end
 from ncclscope_service.job.iteration_numbering import Periods
+from ncclscope_service.job.iterations import mean_step_beyond
+from ncclscope_service.job.step_budget import MeanStep
 from ncclscope_service.job.step_lines import StepLines, newest_step_lines, sample_of_ranks
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.join.ranks import NewestCollectives
@@ -143,17 +145,18 @@ class Detectors:
         described: Completed | None,
         expected: ExpectedStep | None,
         lines: Callable[[], StepLines],
+        slow_step: Callable[[float], MeanStep | None],
         context: Context,
         at_ns: int,
     ) -> PlanRecord | None:
         """Holds the job against its description, if it is time to; `lines`: those of a sample of ranks.
 
-        Its steps against what is `expected` of them. Gives what the last look showed; None if the description is not of
-        this job.
+        Its steps against what is `expected` of them; `slow_step`: where those go that take longer than so many ns.
+        Gives what the last look showed; None if the description is not of this job.
         """
         if described is not None and self._off_plan.is_due(described, context, at_ns):
             self._off_plan.compare(described, lines, context, at_ns)
-        self._slower_than_plan.compare(expected, self._off_plan.record, context, at_ns)
+        self._slower_than_plan.compare(expected, self._off_plan.record, slow_step, context, at_ns)
         return self._off_plan.record if described is not None else None
 
     def ingest_clock_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
@@ -619,7 +622,8 @@ class Detection:
             found.gaps |= {(rank, iteration) for rank, iteration in found.seen if rank in lossy}
             return found
 
-        record = detectors.compare_plan(known.description, known.expected_step, lines, context, now_ns)
+        slow_step = partial(mean_step_beyond, known, context.job)
+        record = detectors.compare_plan(known.description, known.expected_step, lines, slow_step, context, now_ns)
         if record is not None:
             known.plans[context.job] = record
         else:

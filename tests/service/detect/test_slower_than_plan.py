@@ -13,10 +13,11 @@ from service import fake_service as fake
 
 from ncclscope.offline import run_offline
 from ncclscope_models.calibration import calibrations_of
-from ncclscope_models.expected_step import ExpectedStep, expected_step
+from ncclscope_models.expected_step import ExpectedPart, ExpectedStep, expected_step
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.slower_than_plan import SlowerThanPlan
 from ncclscope_service.export.directory import write_run
+from ncclscope_service.job.step_budget import MeanStep, PartShare
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.store.plan_records import PlanEdit, PlanRecord
 from ncclscope_service.store.records import Finding, FindingKind, Severity
@@ -41,11 +42,12 @@ def judged(
     expected: ExpectedStep | None = EXPECTED,
     plan: PlanRecord | None = ON_PLAN,
     others: tuple[Finding, ...] = (),
+    slow_step: MeanStep | None = None,
 ) -> list[Finding]:
     detector = SlowerThanPlan()
     for each in milliseconds:  # a look after each step
         detector.ingest_steps(steps(each))
-        detector.compare(expected, plan, Context(job="j"), 0)
+        detector.compare(expected, plan, lambda _: slow_step, Context(job="j"), 0)
     return detector.findings(others)
 
 
@@ -56,6 +58,88 @@ def test_twenty_steps_beyond_the_limit_are_found_with_what_was_expected() -> Non
     assert found.until_ns is None
     assert "steps take 440.0 ms, 10.0% longer than the 400.0 ms" in found.summary
     assert found.evidence["limit_ns"] == pytest.approx(400e6 * 1.04**2, abs=1)
+
+
+def mean_step(**parts: tuple[str | None, float]) -> MeanStep:
+    """Of parts with their parallelism and milliseconds."""
+    whole = sum(milliseconds for _, milliseconds in parts.values())
+    shares = tuple(
+        PartShare(part=part, parallelism=kind, mean_ns=milliseconds * 1e6, share=milliseconds / whole)
+        for part, (kind, milliseconds) in parts.items()
+    )
+    return MeanStep(job="j", steps=20, mean_ns=whole * 1e6, parts=shares)
+
+
+WITH_PARTS = replace(
+    EXPECTED,
+    parts=(
+        ExpectedPart(part="computation", parallelism=None, seconds=0.2),
+        ExpectedPart(part="hidden", parallelism="DP", seconds=0.06),
+        ExpectedPart(part="exposed_transfer", parallelism="TP", seconds=0.1),
+        ExpectedPart(part="bubble", parallelism="PP", seconds=0.04),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("observed", "says", "first"),
+    [
+        (
+            {
+                "computation": (None, 230.0),
+                "hidden": ("DP", 70.0),
+                "exposed_transfer": ("TP", 100.0),
+                "bubble": ("PP", 40.0),
+            },
+            "; most of it is computation, 300.0 ms of a step instead of 260.0 ms",
+            {"part": "computation", "parallelism": None, "ns": 300_000_000, "expected_ns": 260_000_000},
+        ),
+        (
+            {"computation": (None, 260.0), "exposed_transfer": ("TP", 145.0), "bubble": ("PP", 35.0)},
+            "; most of it is exposed transfer of TP, 145.0 ms of a step instead of 100.0 ms",
+            {"part": "exposed_transfer", "parallelism": "TP", "ns": 145_000_000, "expected_ns": 100_000_000},
+        ),
+        (
+            {
+                "computation": (None, 275.0),
+                "exposed_transfer": ("TP", 118.0),
+                "bubble": ("PP", 40.0),
+                "idle": (None, 17.0),
+            },
+            "; it is spread over several parts, the largest is exposed transfer of TP, 118.0 ms of a step instead of",
+            {"part": "exposed_transfer", "parallelism": "TP", "ns": 118_000_000, "expected_ns": 100_000_000},
+        ),
+        (
+            {
+                "computation": (None, 260.0),
+                "exposed_transfer": ("TP", 100.0),
+                "bubble": ("PP", 40.0),
+                "late": ("TP", 40.0),
+            },
+            "; most of it is waiting for a late rank of TP, 40.0 ms of a step instead of none",
+            {"part": "late", "parallelism": "TP", "ns": 40_000_000, "expected_ns": 0},
+        ),
+    ],
+    ids=["computation", "transfer", "spread", "late"],
+)
+def test_the_part_that_grew_is_named_with_both_its_lengths(
+    observed: dict[str, tuple[str | None, float]], says: str, first: dict[str, object]
+) -> None:
+    (found,) = judged(*[440.0] * 20, expected=WITH_PARTS, slow_step=mean_step(**observed))
+    assert says in found.summary
+    parts = found.evidence["parts"]
+    assert isinstance(parts, list)
+    assert parts[0] == first
+
+
+def test_where_slow_steps_are_not_recorded_or_the_layout_was_another_no_part_is_named() -> None:
+    seen = mean_step(computation=(None, 300.0))
+    for found in (
+        *judged(*[440.0] * 20, expected=WITH_PARTS),
+        *judged(*[440.0] * 20, expected=replace(EXPECTED, is_same=False), slow_step=seen),
+    ):
+        assert found.summary.endswith("no other finding says why")
+        assert found.evidence["parts"] == []
 
 
 def test_within_the_limit_or_with_some_steps_as_expected_nothing_is_said() -> None:
@@ -113,4 +197,8 @@ def test_a_healthy_job_that_runs_again_is_never_accused_and_a_slower_one_is(tmp_
     again = recorded(tmp_path / "again", seed=2, expected=expected)
     assert FindingKind.SLOWER_THAN_PLAN not in [each.kind for each in again]
     slower = recorded(tmp_path / "slower", seed=3, slower=1.2, expected=expected)
-    assert FindingKind.SLOWER_THAN_PLAN in [each.kind for each in slower]
+    (found,) = [each for each in slower if each.kind is FindingKind.SLOWER_THAN_PLAN]
+    assert "; most of it is computation, " in found.summary
+    parts = found.evidence["parts"]
+    assert isinstance(parts, list)
+    assert sum(each["expected_ns"] for each in parts) == pytest.approx(expected.typical * 1e9, rel=1e-6)
