@@ -171,8 +171,8 @@ class Pipeline:
         with self._isolated("iterations"):
             self._grouping.process_iterations(decided, now_ns)
         with self._isolated("number", decided):
-            has_ended = self._intake.communicators.has_ended
-            decided = self._measurement.joins.lost_lines.recover(decided, (lambda _: True) if final else has_ended)
+            has_ended = (lambda _: True) if final else self._intake.communicators.has_ended
+            decided = self._measurement.joins.lost_lines.recover(decided, has_ended, self._alignment.knows_beginning)
         with self._isolated("report", decided):
             self._detection.count_decided(decided)
             found = self._grouping.process_unidentified(decided, now_ns, self.settings, patience_ns, final=final)

@@ -122,10 +122,15 @@ class ExactJoin:
         for member, device, stream in lanes:
             self._lanes.setdefault(member, set()).add((device, stream))
 
-    def join_ready(self, *, final: bool) -> Columns:
-        """Joins that are known now (EXACT_MATCH), each operation once; with `final`, a row for every operation left."""
+    def join_ready(self, *, final: bool, begins_with_log: bool | None = True) -> Columns:
+        """Joins that are known now (EXACT_MATCH), each operation once; with `final`, a row for every operation left.
+
+        `begins_with_log`: whether the first capture began before anything was launched; None while that is not known.
+        """
         for tid, thread in self._threads.items():
-            while thread.chunks and self._join(tid, thread, thread.chunks[0], final=final):
+            while thread.chunks and self._join(
+                tid, thread, thread.chunks[0], final=final, begins_with_log=begins_with_log
+            ):
                 del thread.chunks[0]
             if final:
                 self._give_up_lines(thread, len(thread.lines), is_known=thread.has_calls and not thread.is_broken)
@@ -142,7 +147,7 @@ class ExactJoin:
         self._plans = []
         return taken
 
-    def _join(self, tid: int, thread: _Thread, chunk: _Chunk, *, final: bool) -> bool:
+    def _join(self, tid: int, thread: _Thread, chunk: _Chunk, *, final: bool, begins_with_log: bool | None) -> bool:
         """Joins a thread's part of a capture; False while lines must come first."""
         calls, kernels = chunk.thread.calls, chunk.kernels
         if len(calls) == 0 or _came_late(thread, calls):
@@ -154,8 +159,9 @@ class ExactJoin:
         mine, units = row_ops.filter_rows(mine, units != NO_NUMBER), units[units != NO_NUMBER]
         correlation_ids = _first_of_unit(mine["correlation_id"], units, len(chunk.thread.units))[calls["unit"]]
         place = find_place(
-            thread.lines, thread.frontier, calls, correlation_ids, thread.placed, is_first=not thread.is_broken
-        )
+            thread.lines, thread.frontier, calls, correlation_ids, thread.placed,
+            is_first=not thread.is_broken, begins_with_log=bool(begins_with_log),
+        )  # fmt: skip
         if place is None or len(place.lines) == 0:
             thread.is_broken = final or thread.is_broken
             return final
@@ -163,8 +169,9 @@ class ExactJoin:
         if not final and not _have_all_come(thread.lines, last, calls, place):
             return False
         if place.trust <= GUESSED:
-            thread.is_broken = True  # a guess is no better than what others say
-            return True
+            is_known = final or begins_with_log is not None
+            thread.is_broken |= is_known  # a guess is no better than what others say
+            return is_known
         place = self._without_strangers(thread, calls, place)
         self._record_place(thread, calls, correlation_ids, place)
         self._decide_gap(tid, thread, chunk, place)

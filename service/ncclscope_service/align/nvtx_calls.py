@@ -102,6 +102,9 @@ _SOON_NS: Final = 600 * 1_000_000_000
 
 _FIRST: Final = 0.95
 """Calls from the first line on, at the first capture of a thread, if they would fit later lines as well."""
+_TELLING: Final = 20
+"""Calls of a program: a capture that begins anywhere in it fits the first line by chance once in so many times."""
+
 GUESSED: Final = 0.5
 
 _COMPARED_AT_ONCE: Final = 1 << 20
@@ -223,10 +226,12 @@ def find_place(
     before: Placed | None,
     *,
     is_first: bool = True,
+    begins_with_log: bool = True,
 ) -> Place | None:
     """Places calls (CALL) among lines (LINE) from `begin` on; None if they fit nowhere.
 
     `correlation_ids` are those of the calls' launches, NO_NUMBER if they have none. `is_first`: no capture came before.
+    `begins_with_log`: the first capture began before anything was launched.
     """
     progress = None if before is None else _progress(before, calls, correlation_ids)
     if _is_behind(lines[begin:], int(calls["start_ns"][0])):
@@ -268,6 +273,8 @@ def find_place(
         trust = 1.0
     elif before is None:
         begins_log = begin == start == first == 0 and walked.calls[:1].tolist() == [0]
+        # A capture that begins anywhere begins where so short a program does as likely as not.
+        begins_log &= begins_with_log or not 0 < period < _TELLING
         trust = GUESSED if not is_first else 1.0 if len(starts) == 1 else _FIRST if begins_log else GUESSED
     elif progress is None or expected is None:
         trust = before.trust if rivals == 1 and len(starts) < _LOOKED_AT else GUESSED

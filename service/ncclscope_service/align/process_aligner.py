@@ -171,6 +171,17 @@ class ProcessAligner:
         return self._is_timed is not False and self._threads.are_separate
 
     @property
+    def begins_with_log(self) -> bool | None:
+        """Whether the recording began before anything was launched; None until that is known."""
+        may_be_unstamped = self._selection.stamped_until_ns == NO_TIME_NS
+        return None if self._is_timed is None and may_be_unstamped else self._threads.is_whole
+
+    @property
+    def knows_beginning(self) -> bool:
+        """Whether it is known which lines the first kernels are of: by stamps, or as the recording began before."""
+        return self._is_timed is not False or self._threads.is_whole
+
+    @property
     def counting(self) -> Counting:
         """When opCount moves."""
         return self._translator.rules.counting

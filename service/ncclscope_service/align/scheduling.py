@@ -172,6 +172,10 @@ class AlignmentStage:
         """Operations that the copy engine runs: they have no kernel."""
         self._alignment.ingest_copied(operations)
 
+    def knows_beginning(self, process: int) -> bool:
+        """Whether it is known which lines the first kernels of a process are of."""
+        return self._alignment.knows_beginning(process)
+
     def process_backlog(
         self, has_ended: Callable[[int], bool], now_ns: int, settings: PipelineSettings, *, final: bool
     ) -> Aligned:

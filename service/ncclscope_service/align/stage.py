@@ -346,7 +346,8 @@ class Alignment:
             return reconciler.release(matches)
         checked, disagreements = reconciler.checked, reconciler.disagreements
         first = self._store.kernels.first
-        settled = reconciler.merge(matches, exact.join_ready(final=final), final=final, first_kernel=first)
+        joined = exact.join_ready(final=final, begins_with_log=self._aligners[process].begins_with_log)
+        settled = reconciler.merge(matches, joined, final=final, first_kernel=first)
         job = self._store.process_job[process]
         self._store.alignment_checked[job] += reconciler.checked - checked
         self._store.alignment_disagreements[job] += reconciler.disagreements - disagreements
@@ -355,6 +356,10 @@ class Alignment:
     def processes(self) -> set[int]:
         """Processes whose operations wait here, or may."""
         return {*self._aligners, *self._waiting}
+
+    def knows_beginning(self, process: int) -> bool:
+        """Whether it is known which lines the first kernels of a process are of."""
+        return process not in self._aligners or self._aligners[process].knows_beginning
 
     def captured(self) -> set[int]:
         """Processes with a capture so far."""

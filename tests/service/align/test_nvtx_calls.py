@@ -142,6 +142,20 @@ def test_a_capture_that_is_not_the_first_does_not_begin_with_the_log() -> None:
         assert (found.trust > GUESSED) is is_first
 
 
+@pytest.mark.parametrize(
+    ("program", "is_short"), [("R", True), ("BGRGRGRGRAAA", True), ("BGRGRGRGRAAA" * 4 + "N", False)]
+)
+def test_a_capture_of_a_short_program_begins_with_the_log_only_if_that_is_known(program: str, is_short: bool) -> None:
+    kinds = [ord(letter) for letter in program * (200 // len(program))]
+    calls, lines = np.zeros(len(kinds), CALL), np.zeros(2 * len(kinds), LINE)
+    calls["kind"], calls["bytes"] = kinds, NO_NUMBER
+    lines["kind"], lines["bytes"], lines["logged_at_ns"] = kinds * 2, NO_NUMBER, NO_TIME_NS
+    for begins_with_log in (True, False):
+        found = find_place(lines, 0, calls, np.arange(len(calls)), None, begins_with_log=begins_with_log)
+        assert found is not None
+        assert (found.trust > GUESSED) is (begins_with_log or not is_short)
+
+
 def test_only_lines_that_may_be_of_several_calls_are_left_to_others() -> None:
     found, left = place("BGRGRGRGRAAA" * 10, [58])
     unsure = sorted(set(range(len(left))) - set(found.lines.tolist()))

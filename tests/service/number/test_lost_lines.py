@@ -103,6 +103,20 @@ def test_of_an_unstamped_log_a_clock_that_was_set_amid_a_capture_is_told(tmp_pat
     assert named == [("node00", "node01")], "of two hosts nothing tells whose clock it was"
 
 
+def test_of_a_capture_amid_an_unstamped_job_no_line_before_its_first_is_made_up(tmp_path: Path) -> None:
+    config = SimulationConfig(
+        gpus=4, tp=4, dp=1, layers=2, step_seconds=0.25, iterations=16, timestamps=False, chunk_seconds=1.0
+    )
+    write(config, tmp_path)
+    for each in (tmp_path / "nsys").rglob("capture_0000.sqlite"):
+        each.unlink()
+    found = follow(tmp_path, Loss("none"), true_operations(tmp_path))
+    rows = found.store.operations.rows
+    assert np.count_nonzero(rows["match"] == Match.MATCHED) > 100
+    assert np.count_nonzero(rows["match"] == Match.LINE_LOST) == 0
+    assert not found.store.numbers_healed
+
+
 @pytest.mark.parametrize("stamps", [True, False])
 def test_lines_that_are_not_decided_are_found_a_stretch_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamps: bool
