@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_values
 from ncclscope_service.columns.table import Ids, Table
-from ncclscope_service.number.across_ranks import Matrix, first_violation
+from ncclscope_service.number.across_ranks import Matrix, apart_by_steps, first_violation
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.number.healing import heal, window
 from ncclscope_service.number.program import Program
@@ -163,26 +163,36 @@ class _Buffer:
         """Forgets the operations in these rows, by rank and from the first one on; those behind them move up."""
         taken = places.max(axis=0, initial=NO_NUMBER) + 1
         last = np.where(places >= 0, np.arange(len(places))[:, None], NO_NUMBER).max(axis=0, initial=NO_NUMBER) + 1
-        columns = [self.operations[begin : self.used, rank] for rank, begin in enumerate(taken.tolist())]
-        is_left = [(column != _UNREPORTED).any() for column in columns]
+        is_left = [(self.operations[begin : self.used, rank] != _UNREPORTED).any() for rank, begin in enumerate(taken)]
         # Behind the last call of a rank nothing tells of losses: the rest may still come.
         self.shift += np.where(is_left, len(places), last) - taken
-        used = max(0, *(len(column) for column in columns))
+        self._rearrange(taken, np.zeros(self.size, np.int64))
+        self.base += len(places)
+
+    def delay(self, rows: NDArray[np.int64]) -> None:
+        """Gives all that waits of each rank numbers that are so much higher."""
+        self.shift += rows
+        self._rearrange(np.zeros(self.size, np.int64), rows)
+
+    def _rearrange(self, begins: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Moves what is in the rows of each rank from these on to those; what is before them is forgotten."""
+        used = max(0, int((self.used - begins + rows).max()))
         moved = _Buffer(self.size)
         moved.reserve(used)
         reported_at_ns = np.full(used, np.iinfo(np.int64).max)
-        for rank, (column, begin) in enumerate(zip(columns, taken.tolist(), strict=True)):
-            moved.operations[: len(column), rank] = column
-            moved.has_kernel[: len(column), rank] = self.has_kernel[begin : self.used, rank]
+        for rank, (begin, row) in enumerate(zip(begins.tolist(), rows.tolist(), strict=True)):
+            column = self.operations[begin : self.used, rank]
+            there = slice(row, row + len(column))
+            moved.operations[there, rank] = column
+            moved.has_kernel[there, rank] = self.has_kernel[begin : self.used, rank]
             times = np.where(column == _UNREPORTED, np.iinfo(np.int64).max, self.reported_at_ns[begin : self.used])
-            reported_at_ns[: len(column)] = np.minimum(reported_at_ns[: len(column)], times)
+            reported_at_ns[there] = np.minimum(reported_at_ns[there], times)
         moved.reports[:used] = (moved.operations[:used] != _UNREPORTED).sum(axis=1)
         reported = np.flatnonzero(moved.reports[:used])
         used = int(reported[-1]) + 1 if len(reported) else 0
         moved.reported_at_ns[:used] = np.where(moved.reports[:used] > 0, reported_at_ns[:used], NO_TIME_NS)
         self.operations, self.has_kernel, self.reports = moved.operations, moved.has_kernel, moved.reports
         self.reported_at_ns, self.used = moved.reported_at_ns, used
-        self.base += len(places)
 
 
 class CollectiveJoin:
@@ -319,6 +329,9 @@ class CollectiveJoin:
         kernel.
         """
         base = buffer.base
+        if self._calls is not None and self._calls.have_begun_amid(communicator):
+            _bring_together(self._calls, communicator, buffer, rows)
+            rows = buffer.used if final else min(rows, buffer.used)
         count = rows if self._calls is None else self._count_agreeing(self._calls, communicator, buffer, rows)
         if self._calls is None or count == rows:
             operations, has_kernel = buffer.operations[:rows].copy(), buffer.has_kernel[:rows].copy()
@@ -415,6 +428,20 @@ def _lacks_some(has_kernel: NDArray[np.bool_]) -> NDArray[np.bool_]:
     recorded = has_kernel[:, has_kernel.any(axis=0)]
     lacks: NDArray[np.bool_] = np.count_nonzero(recorded, axis=1) < recorded.shape[1]
     return lacks
+
+
+def _bring_together(calls: Calls, communicator: int, buffer: _Buffer, rows: int) -> None:
+    """Gives ranks whose captures were laid beside different training steps common numbers, before any is joined."""
+    ranks = np.flatnonzero((buffer.operations[:rows] != _UNREPORTED).any(axis=0))
+    if len(ranks) < 2 or not np.isnan(buffer.offsets_ns[ranks]).all():
+        return
+    ids = np.ascontiguousarray(buffer.operations[:rows, ranks])
+    hosts = calls.hosts(communicator, buffer.size)[ranks]
+    buffer.offsets_ns[ranks], later = apart_by_steps(calls.of(ids.ravel()).reshape(ids.shape), hosts)
+    if later.any():
+        delays = np.zeros(buffer.size, np.int64)
+        delays[ranks] = later.max() - later
+        buffer.delay(delays)
 
 
 def _healed(

@@ -204,7 +204,7 @@ class JoinStage:
         """Gives operations that were aligned their number, before they are reported."""
         self._store = known
         self._hosts = Hosts(known)
-        self._calls = Calls(known)
+        self._calls = Calls(known, self.lost_lines.begun_amid)
         self._collectives = CollectiveJoin(settle_ns=settle_ns, patience_ns=patience_ns, calls=self._calls)
         self._pairs = PairJoin(settle_ns=settle_ns, patience_ns=patience_ns)
 

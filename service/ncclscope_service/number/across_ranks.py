@@ -69,6 +69,7 @@ _KERNEL_SCALE_NS: Final = 100_000.0
 _LEAST_SCALE_NS: Final = 20_000.0
 _INFINITE: Final = 1e9
 _MOSTLY: Final = 0.5
+_MOST_STEPS_OFF: Final = 2
 _BEHIND: Final = -2
 _SURE: Final = 4
 """Collectives in a row that all ranks have, before which an alignment may be cut."""
@@ -121,6 +122,41 @@ def first_violation(
     earliest = np.where(timed, ends - drifts[:-1], np.inf).min(axis=1)
     count = _until_false(agrees & (latest - earliest <= _SLACK_NS))
     return count, drifts[count]
+
+
+def apart_by_steps(calls: Columns, hosts: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Of ranks whose numbers may be off by training steps (K x R CALL): offsets of their clocks (R), NaN where nothing
+    tells, and how many calls later than the rank that is first each of them has the same collective (R).
+
+    Clocks of hosts are nearer to each other than steps are long: of the numbers of steps by which the ranks of a
+    host may be off, the one is taken with which they end at nearly the same times.
+    """
+    offsets, later = np.full(len(hosts), np.nan), np.zeros(len(hosts), np.int64)
+    of = [_by_step(calls[:, rank]) for rank in range(len(hosts))]
+    for host in dict.fromkeys(hosts.tolist()):
+        mine = np.flatnonzero(hosts == host).tolist()
+        apart: list[tuple[float, int]] = []
+        for off in range(-_MOST_STEPS_OFF, _MOST_STEPS_OFF + 1):
+            between = [
+                of[mine[0]][step + off][1] - end_ns for step, (_, end_ns) in of[0].items() if step + off in of[mine[0]]
+            ]
+            apart += [(float(np.median(between)), off)] if between else []
+        if not apart:
+            continue
+        offset, off = min(apart, key=lambda each: abs(each[0]))
+        for rank in mine:
+            behind = [of[rank][step + off][0] - place for step, (place, _) in of[0].items() if step + off in of[rank]]
+            offsets[rank], later[rank] = offset, round(float(np.median(behind))) if behind else 0
+    return offsets, later - later.min()
+
+
+def _by_step(calls: Columns) -> dict[int, tuple[int, int]]:
+    """The place of the first N-to-N kernel of each training step, and when it ended."""
+    at = np.flatnonzero((calls["end_ns"] != NO_TIME_NS) & calls["is_n_to_n"] & (calls["step"] != NO_NUMBER))
+    steps, first = np.unique(calls["step"][at], return_index=True)
+    return dict(
+        zip(steps.tolist(), zip(at[first].tolist(), calls["end_ns"][at[first]].tolist(), strict=True), strict=True)
+    )
 
 
 def _offsets_before(

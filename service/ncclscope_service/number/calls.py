@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 import numpy as np
@@ -29,8 +30,10 @@ _COMPARED: Final = ("op", "count", "data_type", "root")
 class Calls:
     """Makes calls (CALL) of operations; what is equal on all ranks has the same symbol."""
 
-    def __init__(self, known: Store) -> None:
+    def __init__(self, known: Store, begun_amid: Container[int] = ()) -> None:
+        """`begun_amid`: processes of which it is not known at which step of their logs the capture began."""
         self._store = known
+        self._begun_amid = begun_amid
         self._hosts = Hosts(known)
         self._index = CombinationIndex(_COMPARED)
         self._kinds = CombinationIndex(_COMPARED[:1])
@@ -83,6 +86,11 @@ class Calls:
     def job_of(self, communicator: int) -> str:
         """The job of a communicator."""
         return self._store.communicators[communicator].job
+
+    def have_begun_amid(self, communicator: int) -> bool:
+        """Whether ranks of a communicator may be whole training steps apart."""
+        members = self._store.communicators[communicator].members or {}
+        return any(self._store.members[member].process in self._begun_amid for member in members.values())
 
     def hosts(self, communicator: int, size: int) -> NDArray[np.int32]:
         """The host of each rank; another number for each that is not known."""

@@ -76,6 +76,8 @@ class LostLines:
         self._store = known
         self._lanes = CombinationIndex(("process", "device_id", "stream_id"))
         self._members_of_lane: dict[int, set[int]] = {}
+        self.begun_amid: set[int] = set()
+        """Processes of which it is not known at which step of their logs the capture began."""
         self._processes: set[int] = set()
         """With a line that has a kernel."""
         self._held: Columns = np.empty(0, _DECIDED)
@@ -114,6 +116,8 @@ class LostLines:
         if not len(new):
             return others
         self._place_on_lanes(new)
+        placed = {self._store.members[member].process for member in distinct_values(new["member"])}
+        self.begun_amid |= {process for process in placed if not knows_beginning(process)}
         rows = row_ops.concat([self._last[np.isin(self._last["member"], new["member"])], new])
         rows = rows[np.lexsort((rows["coll_seq"], rows["member"]))]
         free, keys = self._free_kernels()
@@ -133,7 +137,7 @@ class LostLines:
         lost = [
             self._number(
                 rows[rows["member"] == member], free, keys,
-                is_over=member in over, is_whole=knows_beginning(self._store.members[member].process),
+                is_over=member in over, is_whole=self._store.members[member].process not in self.begun_amid,
             )
             for member in sorted({*doubtful, *over})
         ]  # fmt: skip

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ncclscope_service.number.across_ranks import CALL, OVERLAP, RANKS, align_ranks, first_violation
+from ncclscope_service.number.across_ranks import CALL, OVERLAP, RANKS, align_ranks, apart_by_steps, first_violation
 from ncclscope_service.number.healing import heal
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _US = 1_000
 _PATTERN = (1, 2, 1, 2, 3, 3)
@@ -155,3 +155,28 @@ def test_what_the_draft_lost_is_one_collective_for_all_ranks(seed: int, op_count
         calls.append(own)
     aligned = align_ranks(calls, np.full(4, np.nan), is_end=True)
     assert len(aligned.places) == 120
+
+
+@pytest.mark.parametrize("steps_late", [0, 1, 2])
+@pytest.mark.parametrize("clock_ms", [-40, 0, 40])
+def test_ranks_that_are_whole_steps_apart_are_known_by_clocks_that_are_nearer_than_steps(
+    steps_late: int, clock_ms: int
+) -> None:
+    per_step, step_ns = 7, 100_000_000
+    places = np.arange(10 * per_step)
+    calls = np.zeros((len(places), 2), CALL)
+    calls["is_n_to_n"], calls["step"] = True, (places // per_step)[:, None]
+    ends = places // per_step * step_ns + places % per_step * 1_000_000
+    calls["end_ns"][:, 0] = ends
+    calls["end_ns"][:, 1] = ends - steps_late * step_ns + clock_ms * 1_000_000
+    offsets, later = apart_by_steps(calls, np.array([0, 1], np.int32))
+    assert offsets.tolist() == [0, clock_ms * 1_000_000]
+    assert later.tolist() == [0, steps_late * per_step]
+
+
+def test_ranks_of_which_no_step_is_known_stay_as_they_are() -> None:
+    calls = np.zeros((4, 2), CALL)
+    calls["is_n_to_n"], calls["step"] = True, NO_NUMBER
+    offsets, later = apart_by_steps(calls, np.array([0, 1], np.int32))
+    assert np.isnan(offsets).all()
+    assert later.tolist() == [0, 0]

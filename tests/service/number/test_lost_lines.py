@@ -117,6 +117,23 @@ def test_of_a_capture_amid_an_unstamped_job_no_line_before_its_first_is_made_up(
     assert not found.store.numbers_healed
 
 
+def test_ranks_whose_captures_begin_in_different_steps_of_an_unstamped_job_are_joined_in_the_same(
+    tmp_path: Path,
+) -> None:
+    # The first stage is idle when the captures begin, and the last is in the step before.
+    config = SimulationConfig(
+        nodes=2, gpus=2, tp=1, pp=2, dp=2, layers=1, microbatches=2, step_seconds=0.1, iterations=50, timestamps=False,
+        chunk_seconds=2.06,
+    )  # fmt: skip
+    write(config, tmp_path)
+    for each in (tmp_path / "nsys").rglob("capture_000[01].sqlite"):
+        each.unlink()
+    rows = true_operations(tmp_path)
+    counted = tally(follow(tmp_path, Loss("none"), rows), rows)
+    assert counted.measured > 150
+    assert counted.wrong <= 0.01 * counted.measured
+
+
 @pytest.mark.parametrize("stamps", [True, False])
 def test_lines_that_are_not_decided_are_found_a_stretch_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamps: bool
