@@ -171,7 +171,7 @@ class Pipeline:
         with self._isolated("iterations"):
             self._grouping.process_iterations(decided, now_ns)
         with self._isolated("number", decided):
-            has_ended = (lambda _: True) if final else self._intake.communicators.has_ended
+            has_ended = _all_have_ended if final else self._intake.communicators.has_ended
             decided = self._measurement.joins.lost_lines.recover(decided, has_ended, self._alignment.knows_beginning)
         with self._isolated("report", decided):
             self._detection.count_decided(decided)
@@ -366,3 +366,9 @@ def _length_of_true(flags: NDArray[np.bool_]) -> int:
         if not part.all():
             return begin + int(part.argmin())
     return len(flags)
+
+
+def _all_have_ended(process: int) -> bool:
+    """No process logs anything more once all is at its end."""
+    del process
+    return True
