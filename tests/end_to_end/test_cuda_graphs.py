@@ -75,8 +75,12 @@ def _assert_bandwidths_agree(replays: list[tuple[Row, Row]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunks", [(), ("--chunk-seconds", "0.3")], ids=["whole", "chunked"])
-@pytest.mark.parametrize("version", ["2.12", "2.18", "2.22", "2.28", "2.30"])
+@pytest.mark.parametrize(
+    ("version", "chunks"),
+    [(version, ()) for version in ("2.12", "2.22", "2.30")]
+    + [(version, ("--chunk-seconds", "0.3")) for version in ("2.18", "2.28")],
+    ids=["2.12", "2.22", "2.30", "2.18-chunked", "2.28-chunked"],
+)
 def test_every_replay_finds_the_operations_that_were_captured(
     version: str, chunks: tuple[str, ...], tmp_path: Path
 ) -> None:

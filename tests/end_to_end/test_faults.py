@@ -31,7 +31,7 @@ def test_nothing_is_lost_and_nothing_stored_twice(fault: str, times: int, tmp_pa
         pytest.skip(str(error))
     assert result.times == times
     assert result.sent > 0
-    assert (result.lost, result.duplicates, result.stored) == (0, 0, result.sent)
+    assert (result.lost, result.duplicates, result.stored) == (0, 0, result.sent), result.note
     assert result.note in ("", "by netem", "by tbf")
 
 
