@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -30,7 +30,7 @@ _COMPARED: Final = ("op", "count", "data_type", "root")
 class Calls:
     """Makes calls (CALL) of operations; what is equal on all ranks has the same symbol."""
 
-    def __init__(self, known: Store, begun_amid: Container[int] = ()) -> None:
+    def __init__(self, known: Store, begun_amid: Set[int] = frozenset()) -> None:
         """`begun_amid`: processes of which it is not known at which step of their logs the capture began."""
         self._store = known
         self._begun_amid = begun_amid
@@ -89,7 +89,7 @@ class Calls:
 
     def have_begun_amid(self, communicator: int) -> bool:
         """Whether ranks of a communicator may be whole training steps apart."""
-        members = self._store.communicators[communicator].members or {}
+        members = self._store.communicators[communicator].members or {} if self._begun_amid else {}
         return any(self._store.members[member].process in self._begun_amid for member in members.values())
 
     def hosts(self, communicator: int, size: int) -> NDArray[np.int32]:
