@@ -80,7 +80,7 @@ class LossyCalls:
     _lines: int = 0
     """Lines that were given a place here."""
     _symbols: dict[int, int] = field(default_factory=dict[int, int])
-    _offsets_ns: NDArray[np.float64] = field(init=False)
+    _offsets: Columns = field(init=False)
     _places: int = 0
     """That were given."""
     _last: NDArray[np.int64] = field(init=False)
@@ -93,7 +93,7 @@ class LossyCalls:
 
     def __post_init__(self) -> None:
         self._waiting = [np.empty(0, across_ranks.CALL)] * self.size
-        self._offsets_ns = np.full(self.size, np.nan)
+        self._offsets = across_ranks.unknown_offsets(self.size)
         self._last = np.full(self.size, NO_NUMBER)
         self._recent = np.empty((0, self.size), np.int64)
         self._recent_ns = np.empty(0, np.int64)
@@ -122,8 +122,8 @@ class LossyCalls:
         if self._is_cut or not any(map(len, self._waiting)):
             return
         hosts = np.zeros(self.size, np.int32)
-        healed = heal(self._waiting, self._offsets_ns, hosts, is_forced=is_end, is_end=is_end)
-        self._offsets_ns = healed.offsets_ns
+        healed = heal(self._waiting, self._offsets, hosts, is_forced=is_end, is_end=is_end)
+        self._offsets = healed.offsets
         places = healed.places
         self._lost += healed.lost.total()
         self._lines += int(np.count_nonzero(places >= 0))

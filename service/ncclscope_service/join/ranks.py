@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_values
 from ncclscope_service.columns.table import Ids, Table
-from ncclscope_service.number.across_ranks import Matrix, apart_by_steps, first_violation
+from ncclscope_service.number.across_ranks import (
+    OFFSET,
+    Matrix,
+    apart_by_steps,
+    drift_ns,
+    first_violation,
+    unknown_offsets,
+)
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.number.healing import heal, window
 from ncclscope_service.number.program import Program
@@ -101,8 +108,8 @@ class _Buffer:
     """How many rows from `base` on may hold something."""
     shift: NDArray[np.int64] = field(init=False)
     """By rank: lines that it lost so far, as far as other ranks show it."""
-    offsets_ns: NDArray[np.float64] = field(init=False)
-    """By rank: its clock minus a common one, as the last collective showed it; NaN."""
+    offsets: Columns = field(init=False)
+    """By rank: across_ranks.OFFSET at the last collective."""
     program: Program = field(default_factory=Program)
     newest: Ids = field(init=False)
     """K x R: the operations of the last collectives that were given, up to `base`; negative where a rank has none."""
@@ -115,7 +122,7 @@ class _Buffer:
         self.operations = np.empty((0, self.size), np.int64)
         self.has_kernel = np.empty((0, self.size), np.bool_)
         self.shift = np.zeros(self.size, np.int64)
-        self.offsets_ns = np.full(self.size, np.nan)
+        self.offsets = unknown_offsets(self.size)
 
     def reserve(self, rows: int) -> None:
         if rows <= len(self.reports):
@@ -364,8 +371,8 @@ class CollectiveJoin:
         ids = np.ascontiguousarray(buffer.operations[:rows, ranks])
         hosts = calls.hosts(communicator, buffer.size)[ranks]
         matrix = calls.of(ids.ravel()).reshape(ids.shape)
-        count, offsets = first_violation(matrix, buffer.offsets_ns[ranks], hosts)
-        buffer.offsets_ns[ranks] = offsets
+        count, offsets = first_violation(matrix, buffer.offsets[ranks], hosts)
+        buffer.offsets[ranks] = offsets
         program, job = buffer.program, calls.job_of(communicator)
         if count < rows:
             self._lossy_jobs.add(job)
@@ -433,11 +440,11 @@ def _lacks_some(has_kernel: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _bring_together(calls: Calls, communicator: int, buffer: _Buffer, rows: int) -> None:
     """Gives ranks whose captures were laid beside different training steps common numbers, before any is joined."""
     ranks = np.flatnonzero((buffer.operations[:rows] != _UNREPORTED).any(axis=0))
-    if len(ranks) < 2 or not np.isnan(buffer.offsets_ns[ranks]).all():
+    if len(ranks) < 2 or not np.isnan(buffer.offsets["ns"][ranks]).all():
         return
     ids = np.ascontiguousarray(buffer.operations[:rows, ranks])
     hosts = calls.hosts(communicator, buffer.size)[ranks]
-    buffer.offsets_ns[ranks], later = apart_by_steps(calls.of(ids.ravel()).reshape(ids.shape), hosts)
+    buffer.offsets[ranks], later = apart_by_steps(calls.of(ids.ravel()).reshape(ids.shape), hosts)
     if later.any():
         delays = np.zeros(buffer.size, np.int64)
         delays[ranks] = later.max() - later
@@ -457,14 +464,14 @@ def _healed(
     hosts = calls.hosts(communicator, buffer.size)[ranks]
     healed = heal(
         list(own.values()),
-        buffer.offsets_ns[ranks],
+        buffer.offsets[ranks],
         hosts,
         is_forced=is_forced,
         is_end=is_end,
         program=buffer.program,
         ranks=list(own),
     )
-    buffer.offsets_ns[ranks] = healed.offsets_ns
+    buffer.offsets[ranks] = healed.offsets
     places = np.full((agreeing + len(healed.places), buffer.size), NO_NUMBER, np.int64)
     places[:agreeing] = np.arange(agreeing)[:, None]
     places[agreeing:, ranks] = np.where(healed.places >= 0, healed.places + agreeing, NO_NUMBER)
@@ -535,15 +542,21 @@ class _PairTimes:
         """These pairs only."""
         return _PairTimes(self.starts_ns[:, chosen], self.ends_ns[:, chosen], self.is_one_host[chosen])
 
-    def apart_ns(self) -> NDArray[np.float64]:
-        """K: how much later the Recv ended than its Send, as far as that is their hosts' clocks."""
-        return np.where(self.is_one_host, 0.0, self.ends_ns[1] - self.ends_ns[0])
+    def offsets(self) -> Columns:
+        """K: across_ranks.OFFSET of the Recv's clock against the Send's: how much later the Recv ended."""
+        offsets = np.empty(len(self.is_one_host), OFFSET)
+        offsets["ns"] = np.where(self.is_one_host, 0.0, self.ends_ns[1] - self.ends_ns[0])
+        offsets["at_ns"] = self.ends_ns[1]
+        return offsets
 
-    def are_together(self, apart_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """K: both ran for most of the shorter one, on clocks that are `apart_ns`; true where that is not known."""
-        shift = np.stack([np.zeros(len(apart_ns)), np.where(self.is_one_host, 0.0, apart_ns)])
+    def are_together(self, offsets: Columns) -> NDArray[np.bool_]:
+        """K: both ran for most of the shorter one, on clocks with these `offsets`, but for what they may have drifted
+        since; true where that is not known.
+        """
+        shift = np.stack([np.zeros(len(offsets)), np.where(self.is_one_host, 0.0, offsets["ns"])])
+        drift = np.where(self.is_one_host, 0.0, drift_ns(self.ends_ns[1] - offsets["at_ns"]))
         starts, ends = self.starts_ns - shift, self.ends_ns - shift
-        both_ran = ends.min(axis=0) - starts.max(axis=0) + _PAIR_SLACK_NS
+        both_ran = ends.min(axis=0) - starts.max(axis=0) + _PAIR_SLACK_NS + drift
         apart: NDArray[np.bool_] = both_ran < _TOGETHER * (ends - starts).min(axis=0)
         return ~apart
 
@@ -568,8 +581,8 @@ class PairJoin:
         self._waiting: Columns = np.empty(0, PAIR_SIDE)
         self._lost: dict[tuple[int, ...], list[int]] = {}
         """By communicator, sender, receiver and side: counts of lines, each once for each lost one in front of it."""
-        self._apart_ns: dict[tuple[int, ...], float] = {}
-        """By communicator, sender and receiver: the clock of the one minus the other's, as the last pair showed it."""
+        self._offsets: dict[tuple[int, ...], tuple[float, float]] = {}
+        """By communicator, sender and receiver: across_ranks.OFFSET at the last pair."""
         self._renumbered: list[tuple[Ids, NDArray[np.int64]]] = []
         self.healed: Counter[int] = Counter()
         """Lost lines by communicator, for whoever counts and clears them."""
@@ -622,16 +635,16 @@ class PairJoin:
 
     def _fit(self, ways: Columns, times: _PairTimes) -> NDArray[np.bool_]:
         """Which pairs run together, on clocks as the pair before had them."""
-        apart = times.apart_ns()
-        before = np.append(np.nan, apart[:-1])[: len(apart)]
+        own = times.offsets()
+        before = np.roll(own, 1)
         for first in np.flatnonzero(_begins(ways)).tolist():
-            before[first] = self._apart_ns.get(ways[first].item(), apart[first])
+            before[first] = self._offsets.get(ways[first].item(), own[first].item())
         return times.are_together(before)
 
     def _remember_clocks(self, sends: Columns, times: _PairTimes) -> None:
-        apart = times.apart_ns()
-        known = ~np.isnan(apart)
-        self._apart_ns.update(zip(sends[_WAY][known].tolist(), apart[known].tolist(), strict=True))
+        own = times.offsets()
+        known = ~np.isnan(own["ns"])
+        self._offsets.update(zip(sends[_WAY][known].tolist(), own[known].tolist(), strict=True))
 
     def _heal(
         self, ordered: Columns, at: Places, unfit: int, calls_of: CallsOf, now_ns: int, *, final: bool
@@ -640,21 +653,23 @@ class PairJoin:
         what of it is settled: places in `at`. Numbers move on where lines were lost.
         """
         sides, of = ordered[at], calls_of(ordered["operation"][at])
-        known_ns = self._apart_ns.get(sides[_WAY][0].item())
+        known = self._offsets.get(sides[_WAY][0].item())
         agreeing = np.flatnonzero(_are_pairs(sides)[:unfit])
         if of.hosts[unfit] == of.hosts[unfit + 1]:
-            known_ns = 0.0
-        elif known_ns is None:  # nothing tells that even the first of them is one
+            known = 0.0, np.nan
+        elif known is None:  # nothing tells that even the first of them is one
             agreeing = agreeing[:0]
         elif len(agreeing):
-            known_ns = float(of.calls["end_ns"][agreeing[-1] + 1] - of.calls["end_ns"][agreeing[-1]])
-        begin = unfit if known_ns is not None else 0
+            last = agreeing[-1:]
+            pair = np.concatenate([last, last + 1])
+            known = _PairTimes.of(PairCalls(of.calls[pair], of.hosts[pair])).offsets()[0].item()
+        begin = unfit if known is not None else 0
         places = tuple(begin + np.flatnonzero(sides["is_receiver"][begin:] == side) for side in (False, True))
         waited_ns = now_ns - int(sides["reported_at_ns"][unfit : unfit + 2].max())
         is_forced = final or waited_ns > self._settle_ns
         healed = heal(
             [of.calls[side] for side in places],
-            np.array([0.0, np.nan if known_ns is None else known_ns]),
+            np.array([(0.0, np.nan), known or (np.nan, np.nan)], OFFSET),
             of.hosts[unfit : unfit + 2],
             is_forced=is_forced,
             is_end=is_forced,
@@ -664,7 +679,7 @@ class PairJoin:
         found = healed[(healed >= 0).all(axis=1)]
         pairs = np.stack([places[0][found[:, 0]], places[1][found[:, 1]]])
         times = _PairTimes.of(PairCalls(of.calls[pairs.ravel()], of.hosts[pairs.ravel()]))
-        pairs = pairs[:, _fit_beside(times, known_ns)]
+        pairs = pairs[:, _fit_beside(times, known)]
         pairs = np.concatenate([np.stack([agreeing, agreeing + 1]), pairs], axis=1)
         if pairs.size:
             last = pairs[:, -1]
@@ -689,14 +704,19 @@ class PairJoin:
         self._renumber(ordered[side[moved > 0]])
 
 
-def _fit_beside(times: _PairTimes, known_ns: float | None) -> NDArray[np.bool_]:
-    """Which of these pairs of one way run together, on clocks as the pair before or behind had them."""
-    apart = times.apart_ns()
-    if not len(apart):
+def _fit_beside(times: _PairTimes, known: tuple[float, float] | None) -> NDArray[np.bool_]:
+    """Which of these pairs of one way run together, on clocks as the pair before or behind had them.
+
+    `known`: across_ranks.OFFSET before the first of them.
+    """
+    own = times.offsets()
+    if not len(own):
         return np.zeros(0, np.bool_)
-    before = np.append(apart[0] if known_ns is None else known_ns, apart[:-1])
-    fits_behind = times.are_together(np.append(apart[1:], apart[-1]))
-    fits_behind[-1] = known_ns is None and len(apart) == 1
+    before, behind = np.roll(own, 1), np.roll(own, -1)
+    before[0] = own[0] if known is None else known
+    behind[-1] = own[-1]
+    fits_behind = times.are_together(behind)
+    fits_behind[-1] = known is None and len(own) == 1
     return times.are_together(before) | fits_behind
 
 

@@ -6,9 +6,10 @@ and opCount say which. The rank that lost fewest is the first draft; all others 
 gaps, cost carried along the path), and what it lacks is put in where they have it.
 
 Times are compared by rhythm: an alignment costs where the difference of two ranks' times changes along it, not where it
-is large. So clocks may be apart, drift and even step. Ends of N-to-N kernels agree within some ten us (all outputs need
-all inputs), and so they tell of a loss by themselves; stamps are written when a rank happens to call, and only place
-the losses that calls show.
+is large. So clocks may be apart, drift and even step. Where nothing was recorded for a while they have drifted unseen,
+and the first collective behind it may end as far apart as clocks can drift in that time. Ends of N-to-N kernels agree
+within some ten us (all outputs need all inputs), and so they tell of a loss by themselves; stamps are written when a
+rank happens to call, and only place the losses that calls show.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ CALL: Final = np.dtype(
 
 Matrix = NDArray[np.int64]
 
+OFFSET: Final = np.dtype([("ns", "<f8"), ("at_ns", "<f8")])
+"""Clock of a rank minus the common one, as a collective showed it, and when that ended on it; both NaN if none did."""
+
 OVERLAP: Final = "overlap"
 """Ends of kernels."""
 OP_COUNT: Final = "op_count"
@@ -53,6 +57,8 @@ STEPS: Final = "steps"
 
 _SLACK_NS: Final = 20_000.0
 """Ends of one N-to-N collective differ by 10 us between nodes; twice that is still one."""
+_MOST_DRIFT: Final = 200e-6
+"""Two clocks come apart no faster: crystals are good for 100 ppm each."""
 _EQUAL: Final = -1.0
 _LIKE: Final = -0.7
 _UNKNOWN: Final = -0.5
@@ -81,8 +87,8 @@ class Aligned:
 
     places: Matrix
     """K x R: for each collective the place of its call among those of the rank; NO_NUMBER if its line was lost."""
-    offsets_ns: NDArray[np.float64]
-    """R: clock of each rank, minus the common one, at the last of them; NaN if it is not known."""
+    offsets: Columns
+    """R: OFFSET of each rank at the last of them."""
     shown_by: str = RANKS
     """Evidence that placed the losses: kernels, OVERLAP, OP_COUNT or RANKS."""
 
@@ -95,13 +101,23 @@ class Aligned:
         return int(np.count_nonzero((self.places < 0) & before & known))
 
 
-def first_violation(
-    calls: Columns, offsets_ns: NDArray[np.float64], hosts: NDArray[np.int32]
-) -> tuple[int, NDArray[np.float64]]:
+def unknown_offsets(ranks: int) -> Columns:
+    """OFFSET of ranks of which nothing was seen."""
+    return np.full(ranks, np.nan, OFFSET)
+
+
+def drift_ns(since_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By how much clocks may have come apart in so long; 0 where it is not known, as nothing was seen before."""
+    drift: NDArray[np.float64] = _MOST_DRIFT * np.abs(np.nan_to_num(since_ns, nan=0.0))
+    return drift
+
+
+def first_violation(calls: Columns, offsets: Columns, hosts: NDArray[np.int32]) -> tuple[int, Columns]:
     """How many collectives (K x R CALL, all ranks of each) agree before the first that cannot be one.
 
-    They call the same, and their N-to-N kernels overlap on the clocks that the collective before it had. `offsets_ns`
-    as in `Aligned`; `hosts`: of each rank. Gives the offsets at the last of them, too.
+    They call the same, and their N-to-N kernels overlap on the clocks that the collective before it had, but for what
+    these may have drifted since. `offsets` as in `Aligned`; `hosts`: of each rank. Gives the offsets at the last of
+    them, too.
     """
     symbols, kinds = calls["symbol"], calls["kind"]
     same = symbols == symbols[:, :1]
@@ -114,40 +130,43 @@ def first_violation(
     agrees = same.all(axis=1)
     timed = (calls["end_ns"] != NO_TIME_NS) & calls["is_n_to_n"]
     if not timed.any():
-        return _until_false(agrees), offsets_ns
+        return _until_false(agrees), offsets
     ends = np.where(timed, calls["end_ns"], 0).astype(np.float64)
     starts = np.where(timed, calls["start_ns"], 0).astype(np.float64)
-    drifts = _offsets_before(ends, timed, offsets_ns, hosts)
-    latest = np.where(timed, starts - drifts[:-1], -np.inf).max(axis=1)
-    earliest = np.where(timed, ends - drifts[:-1], np.inf).min(axis=1)
+    before = _offsets_before(ends, timed, offsets, hosts)
+    drift = np.where(hosts == hosts[0], 0.0, drift_ns(ends - before["at_ns"][:-1]))
+    latest = np.where(timed, starts - before["ns"][:-1] - drift, -np.inf).max(axis=1)
+    earliest = np.where(timed, ends - before["ns"][:-1] + drift, np.inf).min(axis=1)
     count = _until_false(agrees & (latest - earliest <= _SLACK_NS))
-    return count, drifts[count]
+    return count, before[count]
 
 
-def apart_by_steps(calls: Columns, hosts: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Of ranks whose numbers may be off by training steps (K x R CALL): offsets of their clocks (R), NaN where nothing
-    tells, and how many calls later than the rank that is first each of them has the same collective (R).
+def apart_by_steps(calls: Columns, hosts: NDArray[np.int32]) -> tuple[Columns, NDArray[np.int64]]:
+    """Of ranks whose numbers may be off by training steps (K x R CALL): OFFSET of each at the first step that tells,
+    and how many calls later than the rank that is first each of them has the same collective (R).
 
     Clocks of hosts are nearer to each other than steps are long: of the numbers of steps by which the ranks of a
     host may be off, the one is taken with which they end at nearly the same times.
     """
-    offsets, later = np.full(len(hosts), np.nan), np.zeros(len(hosts), np.int64)
+    offsets, later = unknown_offsets(len(hosts)), np.zeros(len(hosts), np.int64)
     of = [_by_step(calls[:, rank]) for rank in range(len(hosts))]
     for host in dict.fromkeys(hosts.tolist()):
         mine = np.flatnonzero(hosts == host).tolist()
         apart: list[tuple[float, int]] = []
         for off in range(-_MOST_STEPS_OFF, _MOST_STEPS_OFF + 1):
-            between = [
-                of[mine[0]][step + off][1] - end_ns for step, (_, end_ns) in of[0].items() if step + off in of[mine[0]]
-            ]
-            apart += [(float(np.median(between)), off)] if between else []
-        if not apart:
-            continue
-        offset, off = min(apart, key=lambda each: abs(each[0]))
-        for rank in mine:
-            behind = [of[rank][step + off][0] - place for step, (place, _) in of[0].items() if step + off in of[rank]]
-            offsets[rank], later[rank] = offset, round(float(np.median(behind))) if behind else 0
+            shown = [own[1] - of[0][step][1] for step, own in _common(of, mine[0], off)]
+            apart += [(abs(float(np.median(shown))), off)] if shown else []
+        for rank in mine if apart else ():
+            common = _common(of, rank, min(apart)[1])
+            behind = [own[0] - of[0][step][0] for step, own in common]
+            later[rank] = round(float(np.median(behind))) if behind else 0
+            offsets[rank] = next(((own[1] - of[0][step][1], own[1]) for step, own in common), (np.nan, np.nan))
     return offsets, later - later.min()
+
+
+def _common(of: Sequence[dict[int, tuple[int, int]]], rank: int, off: int) -> list[tuple[int, tuple[int, int]]]:
+    """Steps of the first rank, with what another rank has so many steps later (`_by_step`)."""
+    return [(step, of[rank][step + off]) for step in of[0] if step + off in of[rank]]
 
 
 def _by_step(calls: Columns) -> dict[int, tuple[int, int]]:
@@ -160,18 +179,23 @@ def _by_step(calls: Columns) -> dict[int, tuple[int, int]]:
 
 
 def _offsets_before(
-    ends: NDArray[np.float64], timed: NDArray[np.bool_], offsets_ns: NDArray[np.float64], hosts: NDArray[np.int32]
-) -> NDArray[np.float64]:
-    """K+1 x R: offsets that the collectives before each row show; ranks of one host share its clock."""
+    ends: NDArray[np.float64], timed: NDArray[np.bool_], offsets: Columns, hosts: NDArray[np.int32]
+) -> Columns:
+    """K+1 x R OFFSET: what the collectives before each row show, against the first rank; ranks of one host share its
+    clock.
+    """
     _, first, of_host = np.unique(hosts, return_index=True, return_inverse=True)
     axis = int(first[of_host[0]])
     known = timed[:, first] & timed[:, [axis]]
-    shown = np.where(known, ends[:, first] - ends[:, [axis]], 0.0)
-    begin = offsets_ns[first] - offsets_ns[axis]
-    unknown = np.isnan(begin)
+    shown = np.empty((len(ends) + 1, len(first)), OFFSET)
+    shown["ns"][1:] = np.where(known, ends[:, first] - ends[:, [axis]], 0.0)
+    shown["at_ns"][1:] = ends[:, first]
+    shown["ns"][0] = offsets["ns"][first] - offsets["ns"][axis]
+    shown["at_ns"][0] = offsets["at_ns"][first]
+    unknown = np.isnan(shown["ns"][0])
     if unknown.any():  # the first of them begins it
-        begin = np.where(unknown, shown[known.argmax(axis=0), np.arange(len(first))], begin)
-    shown = np.vstack([begin, shown])
+        begin = shown[1 + known.argmax(axis=0), np.arange(len(first))]
+        shown[0] = np.where(unknown, begin, shown[0])
     last = np.maximum.accumulate(
         np.vstack([np.zeros(len(first), np.intp), np.where(known, np.arange(1, len(shown))[:, None], 0)]), axis=0
     )
@@ -182,7 +206,7 @@ def _until_false(flags: NDArray[np.bool_]) -> int:
     return len(flags) if flags.all() else int(flags.argmin())
 
 
-def align_ranks(calls: Sequence[Columns], offsets_ns: NDArray[np.float64], *, is_end: bool) -> Aligned:
+def align_ranks(calls: Sequence[Columns], offsets: Columns, *, is_end: bool) -> Aligned:
     """Aligns the next calls (CALL, in order) of all ranks; a rank of which nothing came has none.
 
     `is_end`: these are all, and all are placed. Else only those are of which what follows cannot change the place.
@@ -190,8 +214,8 @@ def align_ranks(calls: Sequence[Columns], offsets_ns: NDArray[np.float64], *, is
     present = [rank for rank, of in enumerate(calls) if len(of)]
     draft = _draft(calls, present)
     others = [rank for rank in present if rank != draft]
-    offset = 0.0 if np.isnan(offsets_ns[draft]) else float(offsets_ns[draft])
-    pairs, matched = _best_pairs(calls, draft, others, offset, offsets_ns)
+    offset_ns = float(np.nan_to_num(offsets["ns"][draft]))
+    pairs, matched = _best_pairs(calls, draft, others, offset_ns, offsets["ns"])
     places = np.full((len(calls[draft]), len(calls)), NO_NUMBER, np.int64)
     places[:, draft] = np.arange(len(places))
     if pairs.is_by_kernels:
@@ -201,12 +225,12 @@ def align_ranks(calls: Sequence[Columns], offsets_ns: NDArray[np.float64], *, is
     if not is_end:
         merged = merged[: _sure_until(merged, others)]
     merged[merged < 0] = NO_NUMBER
-    offsets = offsets_ns.copy()
-    offsets[draft] = offset
-    own = merged[:, draft]
-    shown = pairs.offsets_at(matched, int(own.max(initial=NO_NUMBER)) + 1)
-    offsets[others] = np.where(np.isnan(shown), offsets[others], shown)
-    return Aligned(merged, offsets, OVERLAP if pairs.is_by_kernels else OP_COUNT if _moves(calls[draft]) else RANKS)
+    until = int(merged[:, draft].max(initial=NO_NUMBER)) + 1
+    shown = offsets.copy()
+    shown[draft] = offset_ns, pairs.draft_at(until, shown["at_ns"][draft])
+    found = pairs.offsets_at(matched, until)
+    shown[others] = np.where(np.isnan(found["ns"]), shown[others], found)
+    return Aligned(merged, shown, OVERLAP if pairs.is_by_kernels else OP_COUNT if _moves(calls[draft]) else RANKS)
 
 
 def _best_pairs(
@@ -251,7 +275,8 @@ class _Paths:
             calls[row, : len(of)] = of
         is_by_kernels = bool((draft["end_ns"] != NO_TIME_NS).mean() > _MOSTLY)
         name = "end_ns" if is_by_kernels else "stamp_ns"
-        self._draft_ns = _times(draft, name) - offset_ns
+        self._own_ns = _times(draft, name)
+        self._draft_ns = self._own_ns - offset_ns
         self._ns = _times(calls, name)
         self._begin_ns = offsets_ns if is_by_kernels else np.full(len(others), np.nan)
         self._penalty = _OUT_OF_TIME if is_by_kernels else _STAMP_OUT_OF_TIME
@@ -261,16 +286,24 @@ class _Paths:
         self._scale_ns = _KERNEL_SCALE_NS if is_by_kernels else max(typical_ns, _LEAST_SCALE_NS)
         self._costs = _costs(draft, calls)
 
-    def offsets_at(self, matched: Matrix, until: int) -> NDArray[np.float64]:
-        """R: offset of each rank at its last call that is paired with one of the first `until` of the draft."""
+    def draft_at(self, until: int, else_ns: float) -> float:
+        """When the last of the first `until` calls of the draft ended whose end is known, on its own clock."""
+        ends = self._own_ns[:until][~np.isnan(self._own_ns[:until])]
+        return float(ends[-1]) if self.is_by_kernels and len(ends) else else_ns
+
+    def offsets_at(self, matched: Matrix, until: int) -> Columns:
+        """R: OFFSET of each rank at its last call that is paired with one of the first `until` of the draft."""
         part = matched[:, :until]
         known = part >= 0
+        found = unknown_offsets(len(matched))
         if not self.is_by_kernels or not part.size:
-            return np.full(len(matched), np.nan)
+            return found
         own = self.offsets_of(matched)[:, :until]
         known &= ~np.isnan(own)
-        last = until - 1 - known[:, ::-1].argmax(axis=1)
-        return np.where(known.any(axis=1), own[np.arange(len(own)), last], np.nan)
+        rows = np.flatnonzero(known.any(axis=1))
+        last = until - 1 - known[rows, ::-1].argmax(axis=1)
+        found["ns"][rows], found["at_ns"][rows] = own[rows, last], self._ns[rows, part[rows, last]]
+        return found
 
     def offsets_of(self, matched: Matrix) -> NDArray[np.float64]:
         """R x N: offset of each rank at each call of the draft; NaN if it is not known."""

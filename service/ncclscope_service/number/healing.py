@@ -33,7 +33,7 @@ class Healed:
 
     places: Matrix
     """K x R: place of the call of each rank; NO_NUMBER if its line was lost."""
-    offsets_ns: NDArray[np.float64]
+    offsets: Columns
     """As `across_ranks.Aligned`."""
     lost: Counter[str]
     """Lines that were found to be lost, by what showed it."""
@@ -41,7 +41,7 @@ class Healed:
 
 def heal(
     calls: Sequence[Columns],
-    offsets_ns: NDArray[np.float64],
+    offsets: Columns,
     hosts: NDArray[np.int32],
     *,
     is_forced: bool,
@@ -79,18 +79,18 @@ def heal(
             break
         if is_dirty:
             parts = [of[begin : begin + size] for of, begin in zip(calls, at.tolist(), strict=True)]
-            aligned = align_ranks(parts, offsets_ns, is_end=is_end and bool((left <= size).all()))
-            block, offsets_ns, is_dirty = aligned.places, aligned.offsets_ns, False
+            aligned = align_ranks(parts, offsets, is_end=is_end and bool((left <= size).all()))
+            block, offsets, is_dirty = aligned.places, aligned.offsets, False
             shown_by = aligned.shown_by
             lost[shown_by] += aligned.lost
         else:
             length = min(int(left[live].min()), _STRAIGHT)
             matrix = np.stack([calls[rank][at[rank] : at[rank] + length] for rank in live.tolist()], axis=1)
-            count, offsets = first_violation(matrix, offsets_ns[live], hosts[live])
+            count, shown = first_violation(matrix, offsets[live], hosts[live])
             block = np.full((count, len(calls)), NO_NUMBER, np.int64)
             block[:, live] = np.arange(count)[:, None]
-            offsets_ns = offsets_ns.copy()
-            offsets_ns[live] = offsets
+            offsets = offsets.copy()
+            offsets[live] = shown
             is_dirty = count < length
         blocks.append(np.where(block >= 0, block + at, NO_NUMBER))
         taken = block.max(axis=0, initial=NO_NUMBER) + 1
@@ -101,7 +101,7 @@ def heal(
     if is_end and _is_one_end(places[-2:], calls):
         lost[shown_by] -= int(np.count_nonzero(places[-2] < 0))
         places = np.concatenate([places[:-2], places[-2:].max(axis=0)[None]])
-    return Healed(places, offsets_ns, lost)
+    return Healed(places, offsets, lost)
 
 
 def _block(steps: list[NDArray[np.int64]]) -> Matrix:

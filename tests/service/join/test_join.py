@@ -247,6 +247,26 @@ def test_a_lost_line_of_one_side_shifts_no_later_pair(receives: bool, hosts: tup
     assert len(newest) == 40 - 3 - 7
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_messages_behind_a_gap_in_which_clocks_drifted_are_joined_at_once(at_once: bool) -> None:
+    join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+
+    def calls_of(operations: Ids) -> PairCalls:
+        of = _clocks_of((0, 1))(operations)
+        is_behind = operations % 1000 >= 5
+        for name in ("start_ns", "end_ns"):  # 4 s later, the clock of the second host has run ahead by 0.2 ms
+            of.calls[name][is_behind] += 4_000 * _MS
+            of.calls[name][is_behind & (operations >= 1000)] += _MS // 5
+        return of
+
+    for part in (range(10),) if at_once else (range(5), range(5, 10)):
+        join.report(_sides((set(), set()), part))
+        sends, receives = join.take_ready(calls_of, now_ns=0)
+        assert sends.tolist() == list(part)
+        assert receives.tolist() == [1000 + k for k in part]
+    assert not join.healed
+
+
 def test_a_send_meets_the_receive_of_its_number_and_direction() -> None:
     join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
     join.report(_side(0, 1, 0, 10, receives=False))

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ncclscope_service.number.across_ranks import CALL, OVERLAP, RANKS, align_ranks, apart_by_steps, first_violation
+from ncclscope_service.number.across_ranks import (
+    CALL,
+    OFFSET,
+    OVERLAP,
+    RANKS,
+    align_ranks,
+    apart_by_steps,
+    first_violation,
+    unknown_offsets,
+)
 from ncclscope_service.number.healing import heal
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -50,7 +59,7 @@ def _joined(calls: list[Columns], places: NDArray[np.int64]) -> list[set[int]]:
 
 def _heal(calls: list[Columns]) -> NDArray[np.int64]:
     ranks = len(calls)
-    healed = heal(calls, np.full(ranks, np.nan), np.arange(ranks, dtype=np.int32), is_forced=True, is_end=True)
+    healed = heal(calls, unknown_offsets(ranks), np.arange(ranks, dtype=np.int32), is_forced=True, is_end=True)
     return healed.places
 
 
@@ -69,7 +78,7 @@ def test_where_nothing_was_lost_every_call_keeps_its_number(seed: int, ranks: in
     calls = _job(seed, [0.0] * ranks, timed=timed)
     assert (_heal(calls) == np.arange(300)[:, None]).all()
     matrix = np.stack(calls, axis=1)
-    count, _ = first_violation(matrix, np.full(ranks, np.nan), np.arange(ranks, dtype=np.int32))
+    count, _ = first_violation(matrix, unknown_offsets(ranks), np.arange(ranks, dtype=np.int32))
     assert count == 300
 
 
@@ -77,9 +86,26 @@ def test_a_loss_among_equal_calls_shows_at_once_by_the_kernels() -> None:
     ends = np.cumsum(np.full(40, 100 * _US)) + np.arange(40) ** 2 * _US
     whole, lossy = _calls(np.arange(40), ends), _calls(np.delete(np.arange(40), 20), ends)
     whole["symbol"] = lossy["symbol"] = 1
-    count, offsets = first_violation(np.stack([whole[:39], lossy], axis=1), np.zeros(2), np.asarray([0, 1], np.int32))
+    count, offsets = first_violation(
+        np.stack([whole[:39], lossy], axis=1), np.zeros(2, OFFSET), np.asarray([0, 1], np.int32)
+    )
     assert count == 20
-    assert offsets.tolist() == [0, 0]
+    assert offsets["ns"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("until", [20, 40])
+def test_clocks_that_drift_while_nothing_is_recorded_lose_no_line(until: int) -> None:
+    """`until`: of how many collectives in the first look; the second one is behind the gap, or within it."""
+    ends = np.arange(40) * 3_000 * _US + (np.arange(40) >= 20) * 4_000_000 * _US
+    matrix = np.stack([_calls(np.arange(40), ends), _calls(np.arange(40), ends + ends // 20_000)], axis=1)
+    hosts = np.arange(2, dtype=np.int32)
+    count, offsets = first_violation(matrix[:until], unknown_offsets(2), hosts)
+    assert count == until
+    assert first_violation(matrix[until:], offsets, hosts)[0] == 40 - until
+    matrix[20:, 1] = np.roll(matrix[20:, 1], -1)  # the first one behind the gap was lost
+    count, offsets = first_violation(matrix[:until], unknown_offsets(2), hosts)
+    assert count == 20
+    assert not len(matrix[until:]) or first_violation(matrix[until:], offsets, hosts)[0] == 0
 
 
 def test_a_clock_that_steps_loses_no_line() -> None:
@@ -102,7 +128,7 @@ def test_a_rank_whose_last_call_is_another_lost_nothing_unless_kernels_ended() -
         calls[1]["symbol"][-1] = 9
         if timed:
             calls[1]["end_ns"][-1] += 50_000 * _US
-        healed = heal(calls, np.full(2, np.nan), np.arange(2, dtype=np.int32), is_forced=True, is_end=True)
+        healed = heal(calls, unknown_offsets(2), np.arange(2, dtype=np.int32), is_forced=True, is_end=True)
         assert len(healed.places) == rows
         assert healed.lost.total() == rows - 80
 
@@ -112,7 +138,7 @@ def test_without_times_a_loss_is_placed_where_calls_differ() -> None:
         _calls(np.arange(60), np.arange(60), timed=False),
         _calls(np.delete(np.arange(60), 20), np.arange(60), timed=False),
     ]
-    aligned = align_ranks(calls, np.full(2, np.nan), is_end=True)
+    aligned = align_ranks(calls, unknown_offsets(2), is_end=True)
     assert [len(of) for of in _joined(calls, aligned.places)] == [1] * 60
     assert (aligned.shown_by, aligned.lost) == (RANKS, 1)
 
@@ -129,13 +155,13 @@ def test_what_lacks_its_line_is_known_by_its_kernel() -> None:
     calls = _job(4, [0.0, 0.0], size=50)
     calls[1]["is_sized"][20] = calls[1]["is_counted"][20] = False
     calls[1]["symbol"][20] = 77
-    count, _ = first_violation(np.stack(calls, axis=1), np.full(2, np.nan), np.arange(2, dtype=np.int32))
+    count, _ = first_violation(np.stack(calls, axis=1), unknown_offsets(2), np.arange(2, dtype=np.int32))
     assert count == 50
 
 
 def test_the_end_of_what_came_decides_nothing_yet() -> None:
     calls = _job(5, [0.0, 0.05], size=150)
-    aligned = align_ranks(calls, np.full(2, np.nan), is_end=False)
+    aligned = align_ranks(calls, unknown_offsets(2), is_end=False)
     assert 0 < len(aligned.places) < 120
     assert aligned.shown_by == OVERLAP
 
@@ -153,7 +179,7 @@ def test_what_the_draft_lost_is_one_collective_for_all_ranks(seed: int, op_count
         own["op_count"] = own["id"] * op_counts
         own["stamp_ns"] = own["id"] * 18 * _US + chance.integers(0, 2_000, len(own))
         calls.append(own)
-    aligned = align_ranks(calls, np.full(4, np.nan), is_end=True)
+    aligned = align_ranks(calls, unknown_offsets(4), is_end=True)
     assert len(aligned.places) == 120
 
 
@@ -170,7 +196,7 @@ def test_ranks_that_are_whole_steps_apart_are_known_by_clocks_that_are_nearer_th
     calls["end_ns"][:, 0] = ends
     calls["end_ns"][:, 1] = ends - steps_late * step_ns + clock_ms * 1_000_000
     offsets, later = apart_by_steps(calls, np.array([0, 1], np.int32))
-    assert offsets.tolist() == [0, clock_ms * 1_000_000]
+    assert offsets["ns"].tolist() == [0, clock_ms * 1_000_000]
     assert later.tolist() == [0, steps_late * per_step]
 
 
@@ -178,5 +204,5 @@ def test_ranks_of_which_no_step_is_known_stay_as_they_are() -> None:
     calls = np.zeros((4, 2), CALL)
     calls["is_n_to_n"], calls["step"] = True, NO_NUMBER
     offsets, later = apart_by_steps(calls, np.array([0, 1], np.int32))
-    assert np.isnan(offsets).all()
+    assert np.isnan(offsets["ns"]).all()
     assert later.tolist() == [0, 0]
