@@ -22,8 +22,6 @@ _MANY_SHORT: Final = 200
 """This many short operations need no help of longer ones."""
 _KEPT_RATE_SIGMA: Final = 0.5e-6
 """How far a drift may have wandered within a minute, or been estimated wrongly."""
-_LEAST_OF_CLASS: Final = 12
-"""Differences without which the scatter of a length is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +133,16 @@ def _fit(
     if np.count_nonzero(length_class == 0) >= _MANY_SHORT or not length_class.any():
         return lines
     residual = np.abs(y - lines.at_zero - lines.slope * x[:, None])
-    spreads = [_spread(residual, seen & (length_class == each)[:, None]) for each in range(length_class.max() + 1)]
-    if spreads[0] is None:
-        return lines
-    for each, spread in enumerate(spreads):
-        if spread is not None:  # never more than the short ones, whose bias is the least
-            weight[length_class == each] = min(1.0, (spreads[0] / spread) ** 2)
+    scatter = [_scatter(residual[seen & (length_class == each)[:, None]]) for each in range(length_class.max() + 1)]
+    # never more than the short ones, whose bias is the least
+    weight = np.minimum(1.0, (scatter[0] / np.asarray(scatter)) ** 2)[length_class]
     return robust_line.fit(x, y, seen, weight, prior)
 
 
-def _spread(residual: _Floats, chosen: NDArray[np.bool_]) -> float | None:
-    """Median distance from the lines, 1 ns at least; None with too few of them."""
-    values = residual[chosen]
-    values = values[values > 0]  # the anchor's own
-    return max(1.0, float(np.median(values))) if len(values) >= _LEAST_OF_CLASS else None
+def _scatter(residual: _Floats) -> float:
+    """How far these lie from their lines; a few do not tell it by themselves."""
+    values = residual[residual > 0]  # the anchor's own are 0
+    return float(robust_line.expected_scale(1.4826 * np.median(values) if len(values) else 0.0, len(values)))
 
 
 def _typical(values: NDArray[np.int64], seen: NDArray[np.bool_]) -> int:

@@ -91,7 +91,7 @@ def fit(x: _Floats, y: _Floats, seen: NDArray[np.bool_], weight: _Floats, prior:
     for _ in range(_ROUNDS):
         residual = np.where(seen, y - at_zero - slope * x[:, None], 0.0)
         scale = np.maximum(_masked_median(np.abs(residual), seen) * 1.4826, _LEAST_SCALE)
-        scale = np.where(is_told, _expected(scale, seen.sum(axis=0)), scale)
+        scale = np.where(is_told, expected_scale(scale, seen.sum(axis=0)), scale)
         far = np.abs(residual) / scale
         # a weight of w means that the point's sigma is scale / sqrt(w): Huber's bend and the cut are in its own units
         weights = base * np.where(far <= _HUBER, 1.0, _HUBER / np.maximum(far, _HUBER)) * (far <= _CUT)
@@ -131,7 +131,7 @@ def _with_sigmas(
     total = weights.sum(axis=0)
     squares = (weights**2).sum(axis=0)
     effective = total**2 / np.where(squares > 0, squares, 1.0)
-    scale = _expected(scale, effective)
+    scale = expected_scale(scale, effective)
     safe = np.where(total > 0, total, 1.0)
     mean_x = (weights * x[:, None]).sum(axis=0) / safe
     variance_x = (weights * (x[:, None] - mean_x) ** 2).sum(axis=0) / safe
@@ -147,10 +147,10 @@ def _with_sigmas(
     )
 
 
-def _expected(scale: _Floats, points: NDArray[np.number]) -> _Floats:
+def expected_scale(scale: _Floats | float, points: NDArray[np.number] | int) -> _Floats:
     """The scale of `points`, taken together with the usual one."""
-    pooled: _Floats = np.sqrt((points * scale**2 + _EXPECTED_POINTS * _EXPECTED_SCALE**2) / (points + _EXPECTED_POINTS))
-    return pooled
+    pooled = np.sqrt((points * np.square(scale) + _EXPECTED_POINTS * _EXPECTED_SCALE**2) / (points + _EXPECTED_POINTS))
+    return np.asarray(pooled, np.float64)
 
 
 def _first_guess(x: _Floats, y: _Floats, seen: NDArray[np.bool_]) -> tuple[_Floats, _Floats]:
