@@ -406,11 +406,10 @@ class Unclocked:
         return Clocked([each for each in given if len(each.present)], pairs["send"], pairs["receive"])
 
     def _correct(self, given: Clocked) -> None:
-        """Puts operations on the reference clock that were aligned before their host's clock was estimated."""
+        """Puts operations on the reference clock as it is known now: they waited since they were aligned."""
         collectives = [each.joined.operations[each.present] for each in given.collectives]
         rows = np.concatenate([given.sends, given.receives, *collectives])
-        times = self.table.take(rows, "start_true_ns")["start_true_ns"]
-        self.clocks.correct(rows[times == NO_TIME_NS], self.table)
+        self.clocks.correct(rows, self.table)
         for each in given.collectives:
             each.refresh(self.table)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ncclscope_service.clock.host_clocks import Clocks, Unclocked
+from ncclscope_service.clock.host_clocks import ClockPrior, Clocks, Unclocked
 from ncclscope_service.join.ranks import JoinedCollectives, KernelMatrix
 from ncclscope_service.store.records import Process
-from ncclscope_service.store.rows import empty_operations
+from ncclscope_service.store.rows import Match, empty_operations
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -109,6 +109,21 @@ def test_it_waits_for_an_estimate_from_all_that_came_and_never_for_long(
     clocks.current = current
     all_of_it = [[[0, 1]]], [(3, 4)]
     assert _admitted(unclocked, now_ns, is_whole=is_whole, final=final) == (all_of_it if is_given else ([], []))
+
+
+def test_times_are_of_the_estimate_by_which_they_are_measured(clocks: _Clocks, unclocked: Unclocked) -> None:
+    rows = clocks.store.operations.rows
+    rows["match"], rows["start_ns"], rows["end_ns"] = Match.MATCHED, 1_000_000, 2_000_000
+    for now_ns, offset_ns in ((0, 500_000), (_SECOND, 700_000)):
+        offsets = {"node0": 0, "node1": offset_ns}
+        clocks.believe({host: ClockPrior(heartbeat_offset_ns=of, error_ns=None) for host, of in offsets.items()})
+        clocks.estimate(now_ns)
+        if not now_ns:
+            clocks.correct(np.array([3, 4]))
+            assert _admitted(unclocked, now_ns, pairs=[(3, 4)]) == ([], [])
+    clocks.told = ~_NOBODY
+    assert _admitted(unclocked, _SECOND) == ([], [(3, 4)])
+    assert rows["start_true_ns"][3:5].tolist() == [1_000_000, 300_000]
 
 
 def test_what_has_left_memory_meanwhile_is_not_given(clocks: _Clocks, unclocked: Unclocked) -> None:
