@@ -98,6 +98,7 @@ _YOUNG_SAMPLES: Final = 30
 _YOUNG_SIGMA_NS: Final = 1_000_000.0
 """Until a line rests on this many operations, its own error bar counts as a millisecond at least."""
 _MATURE_SAMPLES: Final = 300
+"""... and until it rests on so many, where times are used to reject what was joined by number."""
 _SIGMAS: Final = 4.0
 
 
@@ -278,7 +279,8 @@ class Clocks:
     def joining_slack_ns(self) -> NDArray[np.float64]:
         """By host number: how far its clock may be off when times are used to reject what was joined by number.
 
-        Infinite before the clock rests on many operations: a young estimate may be off by more than it knows.
+        A young estimate may be off by more than it knows: by milliseconds, but not by a step of the job. Infinite where
+        no operation tells the clock, or those that do contradict each other.
         """
         slack = np.full(max(1, len(self._hosts.names)), np.inf)
         known = Counter(self._hosts.jobs[host] for host in self._by_host)
@@ -286,6 +288,8 @@ class Clocks:
             is_reference = clock.samples == 0 and clock.told_by == "collectives"
             if clock.samples >= _MATURE_SAMPLES or is_reference or known[self._hosts.jobs[host]] == 1:
                 slack[host] = _SIGMAS * clock.sigma_ns
+            elif clock.told_by != "prior" and self.is_trusted(self._hosts.jobs[host]):
+                slack[host] = _SIGMAS * max(clock.sigma_ns, _YOUNG_SIGMA_NS)
         return slack
 
     def is_trusted(self, job: str) -> bool:

@@ -185,6 +185,20 @@ def test_later_collectives_improve_an_estimate(cut: int) -> None:
     assert service.store.clocks["j"].hosts["node2"].samples >= few
 
 
+def test_a_young_clock_rejects_what_is_a_step_apart_and_nothing_if_it_is_contradicted() -> None:
+    service = _Service()
+    service.clocks.learn(service.kernels(first=_AMOUNT - 60))
+    service.clocks.estimate(0)
+    assert service.clocks.joining_slack_ns()[1] == 4_000_000
+    disagreeing = service.kernels()
+    disagreeing.end_ns[:, 1] += 400_000
+    disagreeing.start_ns[:, 1] += 400_000
+    service.clocks.learn(disagreeing)
+    service.clocks.estimate(2 * _SECOND)
+    assert not service.clocks.is_trusted("j")
+    assert np.isinf(service.clocks.joining_slack_ns()[1])
+
+
 def test_what_a_host_says_of_its_clock_stands_until_collectives_tell() -> None:
     service = _Service()
     said = {
