@@ -146,7 +146,8 @@ def apart_by_steps(calls: Columns, hosts: NDArray[np.int32]) -> tuple[Columns, N
     and how many calls later than the rank that is first each of them has the same collective (R).
 
     Clocks of hosts are nearer to each other than steps are long: of the numbers of steps by which the ranks of a
-    host may be off, the one is taken with which they end at nearly the same times.
+    host may be off, the one is taken with which they end at nearly the same times. Nothing is said where
+    calls are not as many between all steps.
     """
     offsets, later = unknown_offsets(len(hosts)), np.zeros(len(hosts), np.int64)
     of = [_by_step(calls[:, rank]) for rank in range(len(hosts))]
@@ -158,8 +159,10 @@ def apart_by_steps(calls: Columns, hosts: NDArray[np.int32]) -> tuple[Columns, N
             apart += [(abs(float(np.median(shown))), off)] if shown else []
         for rank in mine if apart else ():
             common = _common(of, rank, min(apart)[1])
-            behind = [own[0] - of[0][step][0] for step, own in common]
-            later[rank] = round(float(np.median(behind))) if behind else 0
+            behind = {own[0] - of[0][step][0] for step, own in common}
+            if len(behind) > 1:  # lines were lost between them, which is seen where they are joined
+                return unknown_offsets(len(hosts)), np.zeros(len(hosts), np.int64)
+            later[rank] = behind.pop() if behind else 0
             offsets[rank] = next(((own[1] - of[0][step][1], own[1]) for step, own in common), (np.nan, np.nan))
     return offsets, later - later.min()
 

@@ -200,6 +200,16 @@ def test_ranks_that_are_whole_steps_apart_are_known_by_clocks_that_are_nearer_th
     assert later.tolist() == [0, steps_late * per_step]
 
 
+def test_ranks_that_lost_lines_between_steps_are_left_to_what_heals_losses() -> None:
+    calls = np.zeros((20, 2), CALL)
+    calls["is_n_to_n"], calls["step"] = True, (np.arange(20) // 4)[:, None]
+    calls["end_ns"] = np.arange(20)[:, None] * 1_000_000
+    calls[9:19, 1] = calls[10:20, 1]
+    offsets, later = apart_by_steps(calls, np.array([0, 1], np.int32))
+    assert np.isnan(offsets["ns"]).all()
+    assert later.tolist() == [0, 0]
+
+
 def test_ranks_of_which_no_step_is_known_stay_as_they_are() -> None:
     calls = np.zeros((4, 2), CALL)
     calls["is_n_to_n"], calls["step"] = True, NO_NUMBER
