@@ -1,6 +1,7 @@
 """What each communicator is for is found without a hint, in every shape that the simulator can write.
 
-The largest ones with kernels, or with lines lost, are rows of `python benchmarks/shapes.py`, as they take minutes.
+With kernels, and with lines lost, each takes half of them: all, and the largest ones, are rows of
+`python benchmarks/shapes.py`, as they take minutes.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def test_logs_alone_tell_it_in_mixes_of_many_dimensions(shape: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("shape", list(SHAPES.values())[::2], ids=list(SHAPES)[::2])
 def test_logs_with_kernels_tell_what_a_communicator_is_for(shape: str, tmp_path: Path) -> None:
     found, true = analysed(tmp_path, *shape.split()).kinds()
     assert found == true
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("shape", list(SHAPES.values())[1::2], ids=list(SHAPES)[1::2])
 def test_a_tenth_of_the_lines_may_be_lost(shape: str, tmp_path: Path) -> None:
     arguments = ("--capture", "none", "--fault", "drop_lines:ratio=0.1")
     found, true = analysed(tmp_path, *shape.split(), *arguments, iterations=8).kinds()
