@@ -137,7 +137,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
 
 
 def _learned(read: Sequence[Calibration], fitted: FittedMachine) -> tuple[Residual | None, str | None]:
-    """What the runs teach, or why they teach nothing."""
+    """A correction that the runs teach, or the reason why they teach none."""
     try:
         return learned_from(read, fitted), None
     except NotLearnedError as error:

@@ -21,7 +21,7 @@ CORRECTED: Final = 300
 
 
 def step_features(job: Job, gpus_per_node: int) -> Features:
-    """What a step is of: a model's width and what the framework was told are kinds, its depth and layout numbers."""
+    """A model's width and what the framework was told are kinds of a step, its depth and layout numbers."""
     shape, layout, training = job.shape, job.layout, job.training
     experts = "none" if shape.experts is None else f"{shape.experts.experts} of top {shape.experts.top_k}"
     return Features(

@@ -1,4 +1,4 @@
-"""What a prediction is off by, learned from a hundred measured times and more: how many times longer they took.
+"""Corrections of a prediction, learned from a hundred measured times and more: how many times longer they took.
 
 Boosted trees on the logarithm of observed over predicted (scikit-learn and scipy, the extra `models`). Trees know
 nothing beyond their data: on a model's width that no run had they were wrong by half. So a time is corrected only if
@@ -42,7 +42,7 @@ class OutsideError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a time is of."""
+    """A description of what a time was predicted or measured for."""
 
     kinds: Mapping[str, str | int]
     """Never foretold for a value that was not measured: how wide a model is, what GPU it runs on."""
@@ -168,7 +168,7 @@ class _Trees:
 
 
 class _Inside:
-    """What was measured, and so what can be foretold. A row has the number of each kind's value, then logarithms."""
+    """Bounds of the measured times. A row has the number of each kind's value, then logarithms."""
 
     def __init__(self, times: Sequence[MeasuredTime], whole: _Inside | None = None) -> None:
         """`whole` gives the numbers of kinds and the scale of distances, if `times` are a part of it."""

@@ -139,6 +139,10 @@ class _Buffer:
         self.operations, self.reports, self.reported_at_ns = operations, reports, reported_at_ns
         self.has_kernel = has_kernel
 
+    def ranks_in(self, rows: int) -> NDArray[np.intp]:
+        """Ranks that have an operation in the first rows."""
+        return np.flatnonzero((self.operations[:rows] != _UNREPORTED).any(axis=0))
+
     def drop(self, rows: int) -> None:
         """Forgets the first rows."""
         left = self.used - rows
@@ -338,7 +342,7 @@ class CollectiveJoin:
         base = buffer.base
         if self._calls is not None and self._calls.have_begun_amid(communicator):
             _bring_together(self._calls, communicator, buffer, rows)
-            rows = buffer.used if final else min(rows, buffer.used)
+            rows = buffer.used if final else rows
         count = rows if self._calls is None else self._count_agreeing(self._calls, communicator, buffer, rows)
         if self._calls is None or count == rows:
             operations, has_kernel = buffer.operations[:rows].copy(), buffer.has_kernel[:rows].copy()
@@ -365,12 +369,10 @@ class CollectiveJoin:
 
     def _count_agreeing(self, calls: Calls, communicator: int, buffer: _Buffer, rows: int) -> int:
         """How many of these rows agree, before the first that does not."""
-        ranks = np.flatnonzero((buffer.operations[:rows] != _UNREPORTED).any(axis=0))
+        ranks = buffer.ranks_in(rows)
         if len(ranks) < 2:
             return rows
-        ids = np.ascontiguousarray(buffer.operations[:rows, ranks])
-        hosts = calls.hosts(communicator, buffer.size)[ranks]
-        matrix = calls.of(ids.ravel()).reshape(ids.shape)
+        matrix, hosts = _compared(calls, communicator, buffer, rows, ranks)
         count, offsets = first_violation(matrix, buffer.offsets[ranks], hosts)
         buffer.offsets[ranks] = offsets
         program, job = buffer.program, calls.job_of(communicator)
@@ -437,14 +439,20 @@ def _lacks_some(has_kernel: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return lacks
 
 
+def _compared(
+    calls: Calls, communicator: int, buffer: _Buffer, rows: int, ranks: NDArray[np.intp]
+) -> tuple[Columns, NDArray[np.int32]]:
+    """The calls (K x R CALL) of these ranks in the first rows, and their hosts."""
+    ids = np.ascontiguousarray(buffer.operations[:rows, ranks])
+    return calls.of(ids.ravel()).reshape(ids.shape), calls.hosts(communicator, buffer.size)[ranks]
+
+
 def _bring_together(calls: Calls, communicator: int, buffer: _Buffer, rows: int) -> None:
     """Gives ranks whose captures were laid beside different training steps common numbers, before any is joined."""
-    ranks = np.flatnonzero((buffer.operations[:rows] != _UNREPORTED).any(axis=0))
+    ranks = buffer.ranks_in(rows)
     if len(ranks) < 2 or not np.isnan(buffer.offsets["ns"][ranks]).all():
         return
-    ids = np.ascontiguousarray(buffer.operations[:rows, ranks])
-    hosts = calls.hosts(communicator, buffer.size)[ranks]
-    buffer.offsets[ranks], later = apart_by_steps(calls.of(ids.ravel()).reshape(ids.shape), hosts)
+    buffer.offsets[ranks], later = apart_by_steps(*_compared(calls, communicator, buffer, rows, ranks))
     if later.any():
         delays = np.zeros(buffer.size, np.int64)
         delays[ranks] = later.max() - later

@@ -76,6 +76,7 @@ _LEAST_SCALE_NS: Final = 20_000.0
 _INFINITE: Final = 1e9
 _MOSTLY: Final = 0.5
 _MOST_STEPS_OFF: Final = 2
+"""Captures of one job begin at nearly one moment, in which no rank is more training steps ahead of another."""
 _BEHIND: Final = -2
 _SURE: Final = 4
 """Collectives in a row that all ranks have, before which an alignment may be cut."""

@@ -135,12 +135,9 @@ class LostLines:
             if first_pending[member] == _WHOLE and has_ended(self._store.members[member].process)
         }
         lost = [
-            self._number(
-                rows[rows["member"] == member], free, keys,
-                is_over=member in over, is_whole=self._store.members[member].process not in self.begun_amid,
-            )
+            self._number(rows[rows["member"] == member], free, keys, is_over=member in over)
             for member in sorted({*doubtful, *over})
-        ]  # fmt: skip
+        ]
         self._remember(rows)
         return np.concatenate([others, new["id"], *lost])
 
@@ -233,7 +230,7 @@ class LostLines:
         is_behind = np.searchsorted(keys, end) > np.searchsorted(keys, own)
         return distinct_values(rows["member"][is_behind]) if is_behind.any() else []
 
-    def _number(self, rows: Columns, free: Ids, keys: NDArray[np.int64], *, is_over: bool, is_whole: bool) -> Ids:
+    def _number(self, rows: Columns, free: Ids, keys: NDArray[np.int64], *, is_over: bool) -> Ids:
         """Numbers the collectives of one member by kernels and lines, and adds those whose line was lost; gives these.
 
         `rows`: in order of their lines, from the last one with a kernel that has a number already.
@@ -253,9 +250,7 @@ class LostLines:
             rows["is_stray"] |= is_late
             has_own &= ~is_late
         behind = np.maximum.accumulate(np.where(has_own, own, NO_NUMBER))
-        lost, correlations, beside = self._between(
-            rows, has_own, own, behind, free, keys, is_over=is_over, is_whole=is_whole
-        )
+        lost, correlations, beside = self._between(rows, has_own, own, behind, free, keys, is_over=is_over)
         place = np.where(is_last, _WHOLE, np.where(has_own, own, behind))
         counted = np.flatnonzero(~is_old & ~rows["is_stray"])
         every = np.concatenate([place[counted], correlations])
@@ -291,7 +286,6 @@ class LostLines:
         keys: NDArray[np.int64],
         *,
         is_over: bool,
-        is_whole: bool,
     ) -> tuple[Ids, NDArray[np.int64], NDArray[np.intp]]:
         """Kernels that no line is of, between those of two lines; their correlation ids, and a line beside each."""
         lane = int(rows["lane"][has_own][-1]) << _SHIFT
@@ -299,7 +293,8 @@ class LostLines:
         # All before the first line is of lost ones too, unless lines before it have no kernel. Of a capture that may
         # have begun amid a program, they are of the step before the one that it was laid beside.
         is_begun = bool(np.isin(rows["id"], self._last["id"]).any())
-        first = int(own[in_order[0]]) if is_begun or not is_whole else 0
+        begun_amid = self._store.members[rows["member"][0]].process in self.begun_amid
+        first = int(own[in_order[0]]) if is_begun or begun_amid else 0
         last = (1 << _SHIFT) - 1 if is_over else int(own[in_order[-1]])
         begin, end = np.searchsorted(keys, (lane | first, lane | last))
         lost, correlations = free[begin:end], keys[begin:end] - lane
