@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.findings import reliability
 from benchmarks.findings.replay import SECOND_NS, Arrival, Played, Seen, arrivals, note, steps_of
 from benchmarks.findings.scenarios import NOISE, SHAPES, Expected, Scenario
-from benchmarks.findings.tables import Verdict, is_right, judge
+from benchmarks.findings.tables import Verdict, is_right, judge, shows_fault
 
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.records import FindingKind
@@ -287,7 +287,8 @@ def _play(
 def _is_true(seen: Seen, expected: Expected) -> bool:
     """Whether a finding is of the fault or of what follows from it, and names nobody else."""
     follows = seen.last.kind in expected.allowed and {*seen.last.ranks} <= {*(expected.ranks or ())}
-    return is_right(seen, expected) or follows
+    names_nobody = not any(ranks or hosts for ranks, hosts in seen.culprits)
+    return is_right(seen, expected) or follows or (shows_fault(seen, expected) and names_nobody)
 
 
 def outcomes(jobs: int, *, workers: int, most_ranks: int, only: str, first: int = 0) -> Iterator[Outcome]:

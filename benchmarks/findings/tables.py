@@ -51,12 +51,9 @@ def judge(scenario: Scenario, played: Played) -> Verdict:
             delays.setdefault(place, seen.opened - onsets[place])
         if not meant and seen.last.kind not in expected.allowed:
             text = f"{seen.opened:.0f} s: {seen.last.kind}: {seen.last.summary}"
-            is_fault_itself = any(
-                seen.last.kind in faults[place].kinds | _UNNAMED and faults[place].kinds for place in current
-            )
             if seen.last.ranks or seen.last.hosts:
                 verdict.wrong.append(text)
-            if not is_fault_itself:
+            if not any(shows_fault(seen, faults[place]) for place in current):
                 verdict.false_alarms.append(text)
     verdict.found = len(delays) == len(faults) > 0 and bool(expected.kinds)
     verdict.delay = delays[0] if verdict.found else None
@@ -66,6 +63,11 @@ def judge(scenario: Scenario, played: Played) -> Verdict:
 def _onset(scenario: Scenario, played: Played, expected: Expected) -> float:
     step = scenario.fault_step if expected.from_step is None else expected.from_step
     return 0.0 if step is None else played.steps.get(step, 0.0)
+
+
+def shows_fault(seen: Seen, expected: Expected) -> bool:
+    """Whether a finding is of a kind that says that there is such a fault, whoever it names."""
+    return bool(expected.kinds) and seen.last.kind in expected.kinds | _UNNAMED
 
 
 def is_right(seen: Seen, expected: Expected) -> bool:

@@ -30,10 +30,13 @@ _CUT_TILES = """[...document.querySelectorAll("#tiles dd")]
 
 
 @contextmanager
-def fake_service(repository: Path, *options: str, port: int = 0) -> Generator[int]:
-    """A made-up service on that port (0: a free one), which it gives."""
+def fake_service(repository: Path, *options: str, port: int = 0, moves: bool = False) -> Generator[int]:
+    """A made-up service on that port (0: a free one), which it gives.
+
+    Its time stands still, unless it `moves`: then all is made anew each second, which costs it most of a core.
+    """
     script = repository / "tests" / "service" / "fake_service.py"
-    command = [sys.executable, str(script), "--port", str(port), *options]
+    command = [sys.executable, str(script), "--port", str(port), *([] if moves else ["--still"]), *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -153,7 +156,7 @@ def test_a_phone_shows_the_efficiency_of_each_group_without_scrolling(browser: B
 
 
 def test_what_began_before_the_first_known_step_has_its_flag_there(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         overview = fetch_json(f"http://127.0.0.1:{port}/api/overview")
         steps = fetch_json(f"http://127.0.0.1:{port}/api/jobs/{JOB}/steps")
         assert isinstance(overview, dict)
@@ -168,7 +171,7 @@ def test_what_began_before_the_first_known_step_has_its_flag_there(browser: Brow
 
 
 def test_kernels_that_were_read_long_ago_say_so(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         overview = fetch_json(f"http://127.0.0.1:{port}/api/overview")
         assert isinstance(overview, dict)
         page = _page_of(browser, port, overview)
@@ -217,7 +220,7 @@ _VERDICTS: dict[str, tuple[dict[str, Any], bool, str, str]] = {
 @pytest.mark.parametrize("state", _VERDICTS)
 def test_nothing_is_called_healthy_that_is_not_watched(browser: Browser, repository: Path, state: str) -> None:
     changed, is_connected, text, detail = _VERDICTS[state]
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         overview = fetch_json(f"http://127.0.0.1:{port}/api/overview")
         assert isinstance(overview, dict)
         overview["findings"] = []
@@ -248,7 +251,7 @@ def test_a_page_without_a_job_says_what_to_do(browser: Browser, repository: Path
 
 
 def test_the_page_is_worked_by_click(browser: Browser, repository: Path) -> None:
-    with fake_service(repository) as port:
+    with fake_service(repository, moves=True) as port:
         page, complaints = open_page(browser, port)
         finding = page.locator("#findings details.finding").first
         finding.locator("summary").click()
@@ -337,7 +340,7 @@ def test_a_finding_is_acknowledged_and_muted_by_click(browser: Browser, reposito
 
 
 def test_a_finding_is_muted_and_cleared_by_keyboard(browser: Browser, repository: Path) -> None:
-    with fake_service(repository) as port:
+    with fake_service(repository, moves=True) as port:
         page, complaints = open_page(browser, port)
         finding = page.locator("#findings .finding[data-severity=critical]")
         finding.locator("summary").focus()
@@ -429,7 +432,7 @@ def test_the_plan_shows_who_should_send_to_whom_beside_who_does(
     """Of a simulated job whose description has twice its layers, and of one without whole iterations."""
     wrong = pattern_of(small(tp=2, pp=2, dp=2, iterations=8), "layers=8")
     experts = pattern_of(small("experts=4,uneven", dp=4, ep=4, layers=2, nccl="2.27.5", iterations=8)).experts
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port, width=width, scheme=scheme)
         expect(page.locator("#plan-expected .js-plotly-plot")).to_have_count(1)
         expect(page.locator("#plan-observed")).to_have_text(
@@ -563,7 +566,7 @@ def test_the_reader_chooses_between_dark_and_light(browser: Browser, repository:
 
 
 def test_four_thousand_ranks_fit_on_the_page(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--nodes", "512", "--still") as port:
+    with fake_service(repository, "--nodes", "512") as port:
         page, complaints = open_page(browser, port)
         expect(page.locator("#state-line")).to_contain_text("4,096 processes")
         expect(page.locator("#lost-time-note")).to_contain_text("64 of 512 hosts")
@@ -589,7 +592,7 @@ def test_the_page_comes_back_when_the_service_does(browser: Browser, repository:
         expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
     expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
     expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
-    with fake_service(repository, port=port):
+    with fake_service(repository, port=port, moves=True):
         expect(page.locator("#connection")).to_have_attribute("data-state", "live")
         with page.expect_response("**/communicators/dp-3?range=*") as answer:
             pass
@@ -617,7 +620,7 @@ _FIRST_X = """(plot) => { const { x, x0 } = plot.data[0]; return x ? new Date(x[
 
 def test_all_charts_over_time_reach_back_to_the_start_of_the_job(browser: Browser, repository: Path) -> None:
     """On one axis, with one cursor, and they show what the API says."""
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         at = f"http://127.0.0.1:{port}/api"
         (job,) = _object(fetch_json(f"{at}/overview"))["jobs"]
         begin_ms, now_ms = job["begin_ns"] / 1e6, NOW_NS / 1e6
@@ -675,7 +678,7 @@ def test_all_charts_over_time_reach_back_to_the_start_of_the_job(browser: Browse
 
 
 def test_a_job_with_logs_only_has_its_volume_since_the_start(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--still", "--logs-only") as port:
+    with fake_service(repository, "--logs-only") as port:
         page, complaints = open_page(browser, port, at=f"#/job/{JOB}?range=job")
         expect(page.locator("#bandwidth-title")).to_have_text("Logged volume")
         expect(page.locator(".multiple .js-plotly-plot")).to_have_count(4)

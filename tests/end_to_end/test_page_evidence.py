@@ -63,7 +63,7 @@ def test_a_finding_is_sent_as_text_and_as_a_picture(browser: Browser, repository
 
 
 def test_the_worst_collective_of_a_communicator_leads_to_the_timeline(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port, at=f"#/job/{JOB}/communicator/tp-32")
         expect(page.locator("#collective svg.picture")).to_contain_text("rank 37 comes last")
         with page.expect_response(lambda each: "/timeline?" in each.url and "until_ns" in each.url) as answer:

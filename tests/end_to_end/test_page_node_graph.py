@@ -44,7 +44,7 @@ def _answer(port: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (390, "light")])
 def test_the_picture_shows_what_the_api_says(browser: Browser, repository: Path, width: int, scheme: str) -> None:
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port, width=width, scheme=scheme)
         expect(page.locator("#node-graph figure")).to_have_count(2)
         answer = _answer(port)
@@ -81,7 +81,7 @@ def test_the_picture_shows_what_the_api_says(browser: Browser, repository: Path,
 
 
 def test_the_numbers_can_be_read_and_ranks_opened_by_keyboard(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port, width=390)
         figure = page.locator("#node-graph figure").first
         region = figure.get_by_role("region")
@@ -130,7 +130,7 @@ def test_hosts_that_multi_node_nvlink_joins_are_drawn_as_one_and_no_graph_is_sai
     asked = query_job(job.store(), Aliases(), "job", NOW_NS)
     assert asked is not None
     view = node_graph_view(node_graph_input(asked))
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         page, complaints = _shown(browser, port, to_json(view))
         caption = page.locator("#node-graph figcaption")
         expect(caption).to_have_text("<b>node01, <b>node02, which multi-node NVLink joins")

@@ -49,7 +49,7 @@ def is_timeline(answer: Response) -> bool:
 
 
 def test_ten_seconds_are_ten_seconds_and_a_zoom_shows_single_kernels(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--per-minute", "600", "--still") as port:
+    with fake_service(repository, "--per-minute", "600") as port:
         page, complaints = open_page(browser, port)
         expect(page.locator("#timeline .js-plotly-plot")).to_have_count(1)
         with page.expect_response(lambda each: is_timeline(each) and "seconds=10&" in f"{each.url}&") as answer:
@@ -82,7 +82,7 @@ def test_ten_seconds_are_ten_seconds_and_a_zoom_shows_single_kernels(browser: Br
 
 
 def test_a_lane_without_data_is_hatched(browser: Browser, repository: Path) -> None:
-    with fake_service(repository, "--still") as port:
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port)
         view = page.request.get(f"http://127.0.0.1:{port}/api/jobs/llama-70b-pretrain/timeline?seconds=60").json()
         assert view["unknown_lane"], "eighteen seconds of each minute are not captured"
