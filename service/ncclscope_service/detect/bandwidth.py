@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
+from ncclscope_service.detect import measured_confidence
 from ncclscope_service.detect.comparable_groups import (
     BLOCK,
     BLOCKS,
@@ -55,11 +56,6 @@ _STILL_USED_NS: Final = 300_000_000_000
 _SHARE_OF_NOISE: Final = 0.6
 """Standard error of the median of a block of windows, of which each is like the one before, in their scatter."""
 _LEAST_ERROR: Final = 0.02
-_QUICK_CONFIDENCE: Final = 0.7
-"""By rule: a baseline of an hour proves most, a short one least."""
-_STEADY_CONFIDENCE: Final = 0.95
-_SIBLING_CONFIDENCE: Final = 0.95
-_DRIFT_CONFIDENCE: Final = 0.8
 _WINDOWS_SHOWN: Final = 8
 _COLLECTIVES_SHOWN: Final = 8
 _SHORT_BASELINE_SECONDS: Final = 3600
@@ -274,7 +270,7 @@ class BandwidthDrop:
                 reference=found.baseline,
                 reference_is_siblings=False,
                 since_ns=found.since_ns,
-                confidence=_QUICK_CONFIDENCE if found.rule.baseline == QUICK.baseline else _STEADY_CONFIDENCE,
+                confidence=_confidence_of(found.rule),
                 baseline_seconds=found.windows * (1 if found.rule.baseline == QUICK.baseline else 10),
             )
             for communicator, found in drops.items()
@@ -286,7 +282,7 @@ class BandwidthDrop:
                 reference=verdict.reference,
                 reference_is_siblings=True,
                 since_ns=verdict.since_ns,
-                confidence=_SIBLING_CONFIDENCE,
+                confidence=measured_confidence.SLOWER_THAN_SIBLINGS,
             )
             for verdict in verdicts
             if verdict.is_slow
@@ -399,6 +395,11 @@ class BandwidthDrop:
         return self._with_collectives(made, communicators, context)
 
 
+def _confidence_of(rule: DropRule) -> float:
+    is_quick = rule.baseline == QUICK.baseline
+    return measured_confidence.SLOWER_THAN_A_MINUTE_AGO if is_quick else measured_confidence.SLOWER_THAN_AN_HOUR_AGO
+
+
 def _with_own_gpus(collectives: Columns, context: Context) -> Columns:
     """Those of groups whose ranks have a GPU each: where they share one, transfers wait for turns on it."""
     sharing = [index for index, group in context.groups.items() if group.shared_gpus]
@@ -414,7 +415,7 @@ def _drift_finding(group: Group, drift: Drop, context: Context) -> Finding:
         comm_id=group.comm_id,
         parallelism=group.parallelism,
         since_ns=drift.since_ns,
-        confidence=_DRIFT_CONFIDENCE,
+        confidence=measured_confidence.SLOW_DRIFT,
         summary=(
             f"{group.name} is {100 * drift.share:.0f} % slower than in its first hour: {now} GB/s of bus bandwidth, "
             f"down from {before} GB/s"
@@ -443,10 +444,6 @@ def _sentence(names: list[str], found: SlowGroup, group: Group) -> str:
         f"{who} lost {100 * found.loss:.0f} % of {'its' if is_one else 'their'} bus bandwidth: {now} GB/s, down from "
         f"{reference} GB/s{short}"
     )
-
-
-_CONFIDENCE: Final = 0.7
-"""The topology may have been read incompletely."""
 
 
 class BelowLimit:
@@ -518,7 +515,7 @@ def _below_limit(numbers: list[int], recent: RecentWindows, shapes: Sequence[Sha
         comm_id=group.comm_id if len(numbers) == 1 else None,
         parallelism=group.parallelism,
         since_ns=int(recent.at_ns[numbers, 0].min()),
-        confidence=_CONFIDENCE,
+        confidence=measured_confidence.BELOW_LIMIT,
         summary=(
             f"{who} {reach} {reached[worst] / 1e9:.3g} GB/s of bus bandwidth, {100 * reached[worst] / limit:.0f} % "
             f"of the {limit / 1e9:.3g} GB/s that {group.limit_name or 'the links'} can carry"

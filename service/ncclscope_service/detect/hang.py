@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ncclscope_service.columns import row_ops
+from ncclscope_service.detect import measured_confidence
 from ncclscope_service.detect.context import Context, Group, Ledger, duration_text, names_of_ranks
 from ncclscope_service.detect.pauses import ChannelSilence
 from ncclscope_service.detect.progress import ProgressBoard
@@ -43,8 +44,6 @@ from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
-_SURE, _UNSURE, _NOBODY = 0.95, 0.6, 0.9
-"""Confidence: a missing rank that waits for nobody, one that waits itself or counts with losses, nobody is named."""
 _COLLECTIVES_SHOWN: Final = 8
 
 
@@ -109,15 +108,17 @@ def missing_finding(
     on = f" ({', '.join(hosts)})" if hosts and len(hosts) <= 3 else ""
     are = "is" if len(others) == 1 else "are"
     waits = f"{names_of_ranks(others)} {are} waiting" if others else "they are waiting for each other"
+    is_sure = len(culprits) == 1 and set(culprits).isdisjoint(waiting)
+    killed = ", or the job was killed" if len(culprits) > 1 else ""
     found = _finding(HangState.NOT_ENQUEUED, first, stuck, silent_ns, since_ns, context)
     return replace(
         found,
         ranks=culprits,
         hosts=hosts,
-        confidence=_SURE if set(culprits).isdisjoint(waiting) else _UNSURE,
+        confidence=measured_confidence.HANG_OF_ONE_RANK if is_sure else measured_confidence.HANG_UNSURE,
         summary=(
             f"{names_of_ranks(culprits)}{on} {verb} not enqueued operation {first.operations} of "
-            f"{first.group.name} for {duration_text(silent_ns)}; {waits}"
+            f"{first.group.name} for {duration_text(silent_ns)}; {waits}{killed}"
         ),
         evidence=dict(found.evidence) | {"waiting_ranks": others},
     )
@@ -170,7 +171,7 @@ def unclear_finding(
         _finding(HangState.STOPPED if is_even else HangState.UNCLEAR, first, stuck, silent_ns, since_ns, context),
         comm_id=None,
         parallelism=None,
-        confidence=_NOBODY if is_even else _UNSURE,
+        confidence=measured_confidence.HANG_OF_NOBODY if is_even else measured_confidence.HANG_UNSURE,
         summary=f"the job has enqueued nothing for {duration_text(silent_ns)}{',' if is_even else ';'} {why}",
     )
 
@@ -187,7 +188,7 @@ def _finding(
         comm_id=first.group.comm_id,
         parallelism=first.group.parallelism,
         since_ns=since_ns,
-        confidence=_NOBODY,
+        confidence=measured_confidence.HANG_OF_NOBODY,
         summary="",
         evidence={
             "state": state.value,
@@ -424,7 +425,7 @@ class Hang:
         since = self._since(min(one.since_ns for one in guilty))
         made = missing_finding(tuple(sorted(culprits)), waiting, first, uneven, now_ns - since, since, context)
         if self._enqueued:  # the last line of a rank may be lost, too
-            made = replace(made, confidence=_UNSURE)
+            made = replace(made, confidence=measured_confidence.HANG_UNSURE)
         self._renew(made, first, now_ns)
 
     def _renew(self, finding: Finding | None, first: StuckChannel | None, now_ns: int) -> None:
@@ -635,12 +636,6 @@ _LEAST_EVEN: Final = 2
 """Ranks that stand where another one of their channel stands, and at least half of them: files are cut anywhere."""
 _MOST_MOMENTS: Final = 0.05
 """Share of earlier moments at which the job stood like this: no setting, as it is how often a kill is called a hang."""
-_BY_TIMES: Final = 0.95
-"""Confidence. A job that was killed node by node, or whose files were copied one by one, leaves the same counts."""
-_BY_COUNTS, _BY_COUNTS_OF_ONE = 0.9, 0.6
-"""The same without times, over several communicators and of one. Of 5,400 kills of simulated jobs 0.2 % look like the
-former and 0.7 % like the latter, most of these of jobs of one communicator with a rank late by a tenth of each step.
-"""
 
 
 class Standstill(NamedTuple):
@@ -717,11 +712,12 @@ def hang_at_end(
         alike = sum(found.is_like(standstill(each, context)) for each in earlier)
         if alike + 1 > _MOST_MOMENTS * (len(earlier) + 1):
             return None
-        confidence = _BY_TIMES
+        how_sure = measured_confidence.DEAD_BY_TIMES
     else:
-        confidence = _BY_COUNTS if found.communicators > 1 else _BY_COUNTS_OF_ONE
+        several = found.communicators > 1
+        how_sure = measured_confidence.DEAD_BY_COUNTS if several else measured_confidence.DEAD_BY_COUNTS_OF_ONE
     if enqueued:  # the last line of a rank may be lost, too
-        confidence = _UNSURE
+        how_sure = measured_confidence.HANG_UNSURE
     stuck = [
         _stuck_channel(channel, context.groups[channel.communicator], front, _lags(counts))
         for channel, counts in found.uneven.items()
@@ -736,7 +732,7 @@ def hang_at_end(
     on = "".join(f" ({host})" for host in made.hosts)
     return replace(
         made,
-        confidence=confidence,
+        confidence=how_sure,
         summary=(
             f"{AT_END}{names_of_ranks(culprit)}{on} never enqueued operation {first.operations} of "
             f"{first.group.name}; all other ranks were waiting for it, directly or over others"

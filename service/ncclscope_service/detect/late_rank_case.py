@@ -253,8 +253,7 @@ def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlame
         since_ns=int(at_ns[is_late][0]),
         last_ns=int(at_ns[is_last][-1]),
         wait_share=min(1.0, max(per_step, 0.0) / usual_step),
-        confidence=min(_MOST_CONFIDENCE, share, posterior(found.log_evidence[view]))
-        * float(steps.confidence[is_last].min()),
+        confidence=min(_MOST_CONFIDENCE, posterior(found.log_evidence[view])) * float(steps.confidence[is_last].min()),
         op=op,
         collectives=tuple(f"{group.comm_id}:{seq}" for _, seq in worst[:_COLLECTIVES_SHOWN]),
     )

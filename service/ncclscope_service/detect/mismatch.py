@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct, group_by
+from ncclscope_service.detect import measured_confidence
 from ncclscope_service.detect.context import Context, Group, Ledger, names_of_ranks
 from ncclscope_service.detect.lossy_calls import UNTOLD, Difference, LossyCalls, NumberedCalls
 from ncclscope_service.detect.recent_calls import WINDOW, RecentCalls
@@ -52,14 +53,10 @@ _SHIFTED: Final = 3
 """A wrong call differs in one place, two that were swapped in two."""
 _CODES: Final = 256
 """A call is a number: bytes times this, plus the code of the operation."""
-_AMONG_LOSSES: Final = 0.7
-"""Confidence, at most, where lines were lost."""
 _CONTEXT: Final = 12
 """Calls that identify a place of a sequence that repeats itself."""
 _LEAST_ALIKE: Final = 3
 """Times that the same must have followed the same calls for it to be what was to be called."""
-_BY_MOST, _BY_PAST, _UNDECIDED = 0.95, 0.8, 0.5
-"""Confidence: most ranks call the same; of ranks that are as many one side calls what always came here; neither."""
 
 
 def _not_numbered(_: int) -> NumberedCalls | None:
@@ -438,7 +435,9 @@ def _finding_of_difference(sequence: _Sequence, lossy: LossyCalls, group: Group,
         return None
     support = {call: len(ranks) for call, ranks in found.ranks_by_call.items()}
     made = _finding(sequence, found, support, group, context)
-    return None if made is None else replace(made, confidence=min(made.confidence, _AMONG_LOSSES))
+    if made is None:
+        return None
+    return replace(made, confidence=min(made.confidence, measured_confidence.MISMATCH_AMONG_LOSSES))
 
 
 def _finding(
@@ -450,11 +449,12 @@ def _finding(
         return None
     usual = max(support, key=lambda call: support[call])
     is_clear = sum(count == support[usual] for count in support.values()) == 1
-    confidence = _BY_MOST if is_clear else _UNDECIDED
+    how_sure = measured_confidence.MISMATCH_BY_MOST if is_clear else measured_confidence.MISMATCH_UNDECIDED
     past, alike = _alike_before(sequence, seq)
     expected = set(past[alike].tolist()) & calls.keys()
-    if not is_clear and len(alike) >= _LEAST_ALIKE and len(expected) == 1:
-        (usual,), is_clear, confidence = expected, True, _BY_PAST
+    by_past = not is_clear and len(alike) >= _LEAST_ALIKE and len(expected) == 1
+    if by_past:
+        (usual,), is_clear, how_sure = expected, True, measured_confidence.MISMATCH_BY_PAST
     minority = {rank for call, ranks in calls.items() if call != usual or not is_clear for rank in ranks}
     ranks = tuple(sorted(group.global_ranks[rank] for rank in minority if group.global_ranks[rank] >= 0))
     odd = next(call for call in calls if call != usual)
@@ -464,7 +464,7 @@ def _finding(
     who, is_one = names_of_ranks(ranks), len(ranks) == 1
     calls_text = (
         f"{who} {'calls' if is_one else 'call'} {_call_text(odd)} as collective {seq} of {group.name}, "
-        f"but the other ranks call {_call_text(usual)}{', as before' if confidence == _BY_PAST else ''}"
+        f"but the other ranks call {_call_text(usual)}{', as before' if by_past else ''}"
         if is_clear
         else f"{who} {'disagrees' if is_one else 'disagree'} on collective {seq} of {group.name}: {_call_text(odd)} or "
         f"{_call_text(usual)}"
@@ -478,7 +478,7 @@ def _finding(
         ranks=ranks,
         hosts=hosts,
         since_ns=found.at_ns,
-        confidence=confidence,
+        confidence=how_sure,
         summary=f"{calls_text}{order if differs_in == 'order' else ''}",
         evidence={
             "coll_seq": seq,

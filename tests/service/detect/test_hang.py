@@ -67,6 +67,15 @@ def test_the_rank_that_stopped_is_named_within_fifteen_seconds() -> None:
     assert len(history[-1][1]) == 1
 
 
+def test_of_several_ranks_that_stopped_at_once_it_is_said_that_the_job_may_have_been_killed() -> None:
+    (of_one,) = watch(Counters({5: 60.0}), 90)[-1][1]
+    (of_two,) = watch(Counters({2: 60.0, 5: 60.0}), 90)[-1][1]
+    assert (of_one.ranks, of_one.confidence) == ((5,), 0.97)
+    assert (of_two.ranks, of_two.confidence) == ((2, 5), 0.6)
+    assert of_two.summary.endswith("are waiting, or the job was killed")
+    assert not of_one.summary.endswith("killed")
+
+
 def test_a_job_that_runs_or_that_ended_evenly_is_no_hang() -> None:
     assert all(not found for _, found in watch(Counters(), 60))
     all_stop = Counters(dict.fromkeys(range(8), 40.0))
@@ -391,13 +400,13 @@ def last_counts(behind: dict[int, int], ahead: dict[int, int] | None = None) -> 
 def test_last_counts_without_times_show_who_hung() -> None:
     found = hang_at_end(last_counts({5: 1}), CONTEXT)
     assert found is not None
-    assert (found.ranks, found.hosts, found.confidence) == ((5,), ("node2",), 0.9)
+    assert (found.ranks, found.hosts, found.confidence) == ((5,), ("node2",), 0.97)
     assert "the job ended in a hang: rank 5 (node2) never enqueued operation 400 of" in found.summary
     assert found.evidence["waiting_ranks"] == [0, 1, 2, 3, 4, 6, 7]
     alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
     found = hang_at_end(last_counts({5: 1}), Context(job="job", groups=alone))
     assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.6)
+    assert (found.ranks, found.confidence) == ((5,), 0.9)
 
 
 def test_last_counts_of_jobs_that_ended_were_killed_or_whose_files_were_cut_show_no_hang() -> None:
@@ -426,7 +435,7 @@ def test_a_job_that_often_stood_like_this_while_it_lived_may_have_been_killed() 
     assert hang_at_end(late, CONTEXT, lambda: [*[even] * 90, *[clearer] * 10]) is None
     found = hang_at_end(late, CONTEXT, lambda: [*[even] * 191, *[late] * 9])
     assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.95)
+    assert (found.ranks, found.confidence) == ((5,), 0.97)
     assert hang_at_end(clearer, CONTEXT, lambda: [*[even] * 90, *[late] * 10]) is not None
 
 
