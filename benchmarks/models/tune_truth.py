@@ -194,7 +194,7 @@ def held_against_truth(scenario: Scenario) -> tuple[Score, Score]:
     now = scenario.now
     calibration = scenario.calibration()
     fabric = scenario.fabric
-    base = machine_before_fitting(fabric.gpu, fabric.gpus)
+    base = machine_before_fitting(fabric.gpu, fabric.gpus, network_cards=fabric.nics)
     cards = fabric.nics * (25e9 if fabric.gpu == "A100" else 50e9)  # for a run that sent nothing large between nodes
     fitted = fitted_machine(base, now, calibration, calibration.times, between_nodes=cards)
     ranking = rank(scenario.others, now, fitted, scenario.need, most=len(scenario.others))

@@ -89,6 +89,7 @@ def a100(folder: Path) -> Machine:
     }
     return Machine(
         gpus_per_node=8,
+        network_cards=4,
         peak_flops=312e12,
         best_share=0.75,
         inside_bandwidth=235e9,

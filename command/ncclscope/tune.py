@@ -59,6 +59,7 @@ _SETTLES: Final = {
 @click.option("--memory-used-gib", type=click.FloatRange(min=0), metavar="GIB", help="Peak of the calibrating run.")
 @click.option("--inside-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a GPU's links, unmeasured.")
 @click.option("--node-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a node's network, unmeasured.")
+@click.option("--nics", type=click.IntRange(min=1), help="Network cards of a node; else one for each of its GPUs.")
 @click.option("--max-tensor", type=click.IntRange(min=1), help="Tensor parallel ranks at most; else those of a node.")
 @click.option("--attention-scores", is_flag=True, help="Attention is not fused: its scores go to memory.")
 @click.option("--tokens", type=click.FloatRange(min=0, min_open=True), help="Tokens to train on: days and cost.")
@@ -78,6 +79,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
     memory_used_gib: float | None,
     inside_gb_per_s: float | None,
     node_gb_per_s: float | None,
+    nics: int | None,
     max_tensor: int | None,
     attention_scores: bool,
     tokens: float | None,
@@ -105,7 +107,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
         candidates = layouts(now, space)
         of_job = _calibration_of(read, name, now)
         given = [None if each is None else each * 1e9 for each in (inside_gb_per_s, node_gb_per_s)]
-        base = machine_before_fitting(gpu, per_node, writes_scores=attention_scores)
+        base = machine_before_fitting(gpu, per_node, network_cards=nics, writes_scores=attention_scores)
         fitted = fitted_machine(base, now, of_job, added_up(read), inside_node=given[0], between_nodes=given[1])
         if fitted.inside is None and per_node > 1:
             raise click.UsageError("no group of the calibration lies in a node: give --inside-gb-per-s")
@@ -125,6 +127,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
     assumed = [
         *(f"{field} {described.completed.fields[field].value}" for field in described.completed.assumed),
         *([] if gpu else [f"memory bandwidth to peak of an {ASSUMED_GPU} (--gpu)"]),
+        *([] if nics or gpus <= per_node else ["a network card for each GPU (--nics)"]),
         *([] if attention_scores else ["fused attention (--attention-scores)"]),
         *([] if memory_used_gib else [f"{_OVERHEAD_BYTES / _GIB:g} GiB beside the model's memory (--memory-used-gib)"]),
     ]

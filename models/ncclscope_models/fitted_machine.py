@@ -25,9 +25,9 @@ from ncclscope_models.transfer_estimate import GroupShape, TransferTimes
 
 ASSUMED_GPU: Final = "A100"
 """Where none is known: how its peak and its memory compare is all that counts."""
-_LEAST_WIDTH: Final = 0.06
+LEAST_WIDTH: Final = 0.06
 """As a logarithm: what a size between others was off by on real runs (`transfer_estimate.WIDTHS`)."""
-_NOT_MEASURED: Final = 0.4
+NOT_MEASURED: Final = 0.4
 """Half-width, as a logarithm, of a bandwidth that was given and not measured: a factor of 1.5 either way."""
 _OPERATIONS: Final = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "AlltoAll", "Send")
 HALF_WORKS: Final = (2e5, 6e6)
@@ -73,14 +73,17 @@ class FittedMachine:
         return predicted * self.factor + self.idle
 
 
-def machine_before_fitting(gpu: str | None, per_node: int, *, writes_scores: bool = False) -> Machine:
+def machine_before_fitting(
+    gpu: str | None, per_node: int, *, network_cards: int | None = None, writes_scores: bool = False
+) -> Machine:
     """The machine from which fitting starts, with links that cost nothing until the run's replace them.
 
-    `gpu`: None if it is not known.
+    `gpu`: None if it is not known; `network_cards`: of a node, None: one for each GPU.
     """
     known = gpu or ASSUMED_GPU
     return Machine(
         gpus_per_node=per_node,
+        network_cards=network_cards,
         peak_flops=PEAK_FLOPS[known],
         best_share=0.75,
         inside_bandwidth=float("inf"),
@@ -109,14 +112,14 @@ def fitted_machine(
     Raises:
         ModelError: The run has no step time.
     """
-    place = _Places(job, base.gpus_per_node)
+    place = _Places(job, base)
     inside = _links(times, place, are_between=False, inside_latency=0.0)
     if inside is None and inside_node is not None:
-        inside = Links(latency=base.inside_latency, bandwidth=inside_node, width=_NOT_MEASURED, measured=0)
+        inside = Links(latency=base.inside_latency, bandwidth=inside_node, width=NOT_MEASURED, measured=0)
     local = base.inside_latency if inside is None else inside.latency
     between = _links(times, place, are_between=True, inside_latency=local)
     if between is None and between_nodes is not None:
-        between = Links(latency=base.network_latency, bandwidth=between_nodes, width=_NOT_MEASURED, measured=0)
+        between = Links(latency=base.network_latency, bandwidth=between_nodes, width=NOT_MEASURED, measured=0)
     machine = base
     if inside is not None:
         machine = replace(machine, inside_bandwidth=inside.bandwidth, inside_latency=inside.latency)
@@ -166,15 +169,15 @@ class _Places:
     """Where measured groups lie."""
 
     job: Job
-    gpus_per_node: int
+    machine: Machine
 
     def of(self, shape: GroupShape) -> Placement:
-        """A group on its nodes; those of its kind cross the network together: of embeddings, one of each rank of a
-        stage, of others as many as fill a node.
+        """A group on its nodes; those of its kind cross the network together: of pipelines and embeddings, one of each
+        rank of a stage, of others as many as fill a node.
         """
         per_node = shape.ranks // shape.nodes
-        filled = self.gpus_per_node
-        if shape.parallelism == "EMBEDDING":
+        filled = self.machine.gpus_per_node
+        if shape.parallelism in ("EMBEDDING", "PP"):
             filled = min(filled, self.job.layout.ranks // self.job.layout.pipeline)
         return Placement(shape.ranks, per_node, sharing=max(1, filled // per_node) if shape.nodes > 1 else 1)
 
@@ -193,7 +196,8 @@ def _links(times: TransferTimes, place: _Places, *, are_between: bool, inside_la
         inside, between = placed.latency_steps(shape.op)
         steps, local = (between, inside * inside_latency) if are_between else (inside, 0.0)
         # Of one latency: the bytes that share the links in that time.
-        sizes.append(wire_bytes(shape.op, message_bytes, shape.ranks) * placed.sharing / steps)
+        shared = placed.sharing / place.machine.cards_in_use(placed) if are_between else 1.0
+        sizes.append(wire_bytes(shape.op, message_bytes, shape.ranks) * shared / steps)
         seconds.append(max(typical - local, typical / 10) / steps)
         weights.append(steps)
         messages.append(message_bytes)
@@ -210,7 +214,7 @@ def _links(times: TransferTimes, place: _Places, *, are_between: bool, inside_la
     off = np.abs(np.log(line.seconds(sizes) / np.asarray(seconds)))[is_large]
     bandwidth = 1 / line.seconds_per_byte if line.seconds_per_byte > 0 else float("inf")
     return Links(
-        latency=line.alpha, bandwidth=bandwidth, width=max(_LEAST_WIDTH, float(np.quantile(off, 0.8))), measured=samples
+        latency=line.alpha, bandwidth=bandwidth, width=max(LEAST_WIDTH, float(np.quantile(off, 0.8))), measured=samples
     )
 
 
@@ -225,10 +229,15 @@ def _curves(times: TransferTimes) -> dict[tuple[str, int], TransferCurve]:
 
 
 def _corrections(times: TransferTimes, place: _Places, machine: Machine) -> dict[tuple[str, int, int], float]:
-    """Measured over computed time of an operation, ranks and nodes; sizes weigh as long as they take."""
+    """Measured over computed time of an operation, ranks and nodes; sizes weigh as long as they take.
+
+    Only of large messages: how far latency is off, as flags and norms of a few bytes show it, says nothing of tensors.
+    """
     sums: defaultdict[tuple[str, int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     formula = replace(machine, inside={}, corrections={})
     for shape, message_bytes, typical, _ in _points(times):
+        if message_bytes < _LEAST_BYTES:
+            continue
         computed = formula.collective_seconds(shape.op, message_bytes, place.of(shape))
         each = sums[shape.op, shape.ranks, shape.nodes]
         each[0] += typical

@@ -64,6 +64,8 @@ class Machine:
     """Bus bandwidth of a collective inside a node."""
     node_bandwidth: float
     """Bus bandwidth of a collective over whole nodes: all that their network cards carry."""
+    network_cards: int | None = None
+    """Of a node; None: one for each GPU. A GPU sends by one of them."""
     inside_latency: float
     """Seconds of a step of a ring between two GPUs of a node."""
     network_latency: float
@@ -81,6 +83,11 @@ class Machine:
         """Of matrices; `work` is micro-batch x sequence x hidden / tensor ranks."""
         return flops / (self.peak_flops * self.best_share * work / (work + self.half_work))
 
+    def cards_in_use(self, placed: Placement) -> float:
+        """Share of a node's cards that the groups of a kind reach: those beside the GPUs that send out of the node."""
+        sending = min(self.gpus_per_node, placed.sharing * placed.ranks_per_node)
+        return min(1.0, sending / (self.network_cards or self.gpus_per_node))
+
     def collective_seconds(self, op: str, message_bytes: float, placed: Placement) -> float:
         """Transfer of one operation, ring algorithms. 0 for one rank; a Send goes to another node if the group does."""
         if placed.ranks == 1 or message_bytes == 0:
@@ -91,7 +98,7 @@ class Machine:
         known = self.corrections.get((op, placed.ranks, placed.nodes), 1.0)
         bandwidth = self.inside_bandwidth
         if placed.nodes > 1:
-            bandwidth = min(bandwidth, self.node_bandwidth / placed.sharing)
+            bandwidth = min(bandwidth, self.node_bandwidth * self.cards_in_use(placed) / placed.sharing)
         return known * (inside * self.inside_latency + between * self.network_latency + wire / bandwidth)
 
 

@@ -197,11 +197,22 @@ class Streams:
                 ours.setdefault(key, deque()).append(run)
                 continue
             other = theirs[key].popleft()
-            self._end_pair(run, other, size, group)
+            sender, receiver = (run, other) if sends else (other, run)
+            self._end_pair(sender, receiver, self._through_card(sender, receiver.rank, size), group)
             ended.extend(each for each in (other, run) if not each.open_pairs)
         for each in ended:
             self._end_exchange(each)
         return ended
+
+    def _through_card(self, sender: Run, receiver: int, size: int) -> int:
+        """Bytes that go out by the sender's network card before this Send is over: those of its launch, where GPUs
+        share links.
+        """
+        gpus = self._config.gpus
+        node = sender.rank // gpus
+        if self._config.contention is None or receiver // gpus == node:
+            return size
+        return sum(each for peer, sends, each in sender.launch.peers if sends and peer // gpus != node)
 
     def _end_pair(self, run: Run, other: Run, size: int, group: int) -> None:
         factor = self._noise.transfer_factor(group)

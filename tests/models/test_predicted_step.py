@@ -49,9 +49,23 @@ def test_a_collective_inside_a_node_takes_its_wire_bytes_over_the_bandwidth() ->
 
 
 def test_groups_that_leave_a_node_together_share_its_network() -> None:
-    alone = MACHINE.collective_seconds("AllReduce", 1e9, Placement(4, 1))
+    one_card = replace(MACHINE, network_cards=1)
+    alone = one_card.collective_seconds("AllReduce", 1e9, Placement(4, 1))
     assert alone == pytest.approx(1.5e9 / 100e9)
-    assert MACHINE.collective_seconds("AllReduce", 1e9, Placement(4, 1, sharing=8)) == pytest.approx(8 * alone)
+    assert one_card.collective_seconds("AllReduce", 1e9, Placement(4, 1, sharing=8)) == pytest.approx(8 * alone)
+
+
+def test_a_gpu_leaves_its_node_by_one_network_card() -> None:
+    alone, two, all_eight = (
+        MACHINE.collective_seconds("AllReduce", 1e9, Placement(2 * local, local, sharing=sharing))
+        for local, sharing in ((1, 1), (1, 2), (1, 8))
+    )
+    assert alone == two == all_eight == pytest.approx(1e9 / (100e9 / 8))  # each has a card of its own
+    in_one_group = MACHINE.collective_seconds("AllReduce", 1e9, Placement(16, 8))
+    assert in_one_group == pytest.approx(2 * 15 / 16 * 1e9 / 100e9)
+    four_cards = replace(MACHINE, network_cards=4)
+    assert four_cards.collective_seconds("AllReduce", 1e9, Placement(2, 1, sharing=2)) == pytest.approx(1e9 / 25e9)
+    assert four_cards.collective_seconds("AllReduce", 1e9, Placement(2, 1, sharing=8)) == pytest.approx(2e9 / 25e9)
 
 
 def test_latency_counts_the_start_and_the_steps_that_leave_a_node_apart() -> None:
@@ -103,7 +117,7 @@ def test_the_tied_embedding_is_summed_between_the_nodes_of_first_and_last_stage(
     rows = 2 * 51_200 * 1024 * 2  # bytes of FP16, wire of an AllReduce of two ranks
     near, far = (predict_step(job(Layout(pipeline=4, data=each)), MACHINE).embedding for each in (2, 4))
     assert near == pytest.approx(rows / 2 / 200e9)  # ranks 0 and 6, of a node
-    assert far == pytest.approx(rows / 2 / (100e9 / 4))  # the four ranks of a stage share the node's cards
+    assert far == pytest.approx(rows / 2 / (100e9 / 8))  # each by the card beside it
 
 
 def test_a_pipeline_inside_a_node_and_one_between_nodes_wait_for_their_own_links() -> None:

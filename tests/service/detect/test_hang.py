@@ -429,6 +429,21 @@ def test_last_counts_of_lossy_logs_show_who_hung_with_what_is_known_of_lost_line
     assert (found.ranks, found.confidence) == ((5,), 0.6)
 
 
+def test_lost_lines_that_explain_nothing_do_not_hide_a_hang_that_the_lines_show() -> None:
+    def counted(counts: Columns) -> dict[int, dict[int, int]]:
+        return {
+            index: {each["rank"].item(): each["operations"].item() for each in counts[counts["communicator"] == index]}
+            for index in np.unique(counts["communicator"]).tolist()
+        }
+
+    lines = last_counts({5: 1})
+    assert hang_at_end(lines, CONTEXT, enqueued=counted(last_counts({}))) is None, "the last line of rank 5 was lost"
+    at_an_edge = counted(last_counts({5: 1}, {0: 1, 3: 2}))
+    found = hang_at_end(lines, CONTEXT, enqueued=at_an_edge)
+    assert found is not None
+    assert (found.ranks, found.confidence) == ((5,), 0.6)
+
+
 def test_a_job_that_often_stood_like_this_while_it_lived_may_have_been_killed() -> None:
     late, even, clearer = last_counts({5: 1}), last_counts({}), last_counts({5: 3})
     assert hang_at_end(late, CONTEXT, lambda: [*[even] * 90, *[late] * 10]) is None
