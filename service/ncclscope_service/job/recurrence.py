@@ -4,8 +4,8 @@ Training calls NCCL in the same order step after step, with shorter repetitions 
 events between (evaluation, checkpoints). Calls that recur at even distances are sorted by that distance. The iteration
 is the longest distance at which tensors are reduced, if a scalar (a norm, a loss) recurs there as well; else the
 distance of the most frequent scalar above it, since activations are reduced for each microbatch; else it stays
-unconfirmed. All calls that recur at that distance are its *marks*: a new iteration begins where their order starts
-again, so that any of them may be lost.
+unconfirmed, and is none while other calls may yet recur at a longer one. All calls that recur at that
+distance are its *marks*: a new iteration begins where their order starts again, so that any of them may be lost.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _COVERS: Final = 0.6
 _SAME: Final = 0.2
 """Distances that differ by less are of one level."""
 _MOST_MICROBATCHES: Final = 1024
+_UNCONFIRMED: Final = 0.6
+"""Sureness of a distance at which no scalar recurs."""
 _MANY: Final = 8
 """Iterations seen from which on their number is evidence enough."""
 
@@ -84,6 +86,8 @@ def find_cycle(calls: Calls) -> Cycle | None:
     if chosen is None:
         return None
     distance, sureness = chosen
+    if sureness <= _UNCONFIRMED and _may_be_inside(calls):
+        return None
     same = np.flatnonzero(_is_near(recurring.distance, distance))
     most = int(recurring.amount[same].max())
     same = same[recurring.amount[same] >= _COVERS * most]
@@ -103,6 +107,22 @@ def find_cycle(calls: Calls) -> Cycle | None:
         reductions=reductions,
         first_kind=first_kind,
     )
+
+
+def _may_be_inside(calls: Calls) -> bool:
+    """Whether what recurs may be a part of an iteration, such as a microbatch, of which too few were seen yet.
+
+    So it is while something has come twice and is not yet due a third time; and after a tensor was reduced, at last,
+    that has not recurred often: if it is one of each iteration, it will have when four times as many calls were seen
+    as came up to it.
+    """
+    _, first, amount = np.unique(calls.kind, return_index=True, return_counts=True)
+    rare = first[(amount < LEAST_ITERATIONS) & calls.is_tensor_reduction[first]]
+    if len(rare) and len(calls.kind) < (LEAST_ITERATIONS + 1) * (int(rare.max()) + 1):
+        return True
+    last = len(calls.kind) - 1 - np.unique(calls.kind[::-1], return_index=True)[1]
+    is_due = last + (1 + _EVEN) * (last - first) < len(calls.kind)
+    return bool((~is_due & (amount == LEAST_ITERATIONS - 1)).any())
 
 
 def _between_marks(calls: Calls, mark: int) -> tuple[int, int]:
@@ -257,7 +277,7 @@ def _distance(recurring: _Recurring) -> tuple[float, float] | None:
     if _is_near(scalars, longest).any():
         return longest, 1.0
     above = scalars[(scalars > longest) & (scalars <= longest * _MOST_MICROBATCHES)]
-    return (float(above.min()), 0.8) if len(above) else (longest, 0.6)
+    return (float(above.min()), 0.8) if len(above) else (longest, _UNCONFIRMED)
 
 
 def _is_near(distances: NDArray[np.float64], distance: float) -> NDArray[np.bool_]:
