@@ -211,6 +211,10 @@ class Ledger:
         """Whether this fault is open."""
         return key in self._open
 
+    def open_finding(self, key: Hashable) -> Finding | None:
+        """The last finding of this fault; None if it is not open."""
+        return self._open.get(key)
+
     def open_keys(self) -> tuple[Hashable, ...]:
         """The faults that are open, oldest first."""
         return tuple(self._open)

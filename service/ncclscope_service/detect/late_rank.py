@@ -19,6 +19,7 @@ accuse nobody. Ranks that share a GPU wait for their turns on it and are not nam
 from __future__ import annotations
 
 from collections.abc import Hashable, Set
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -157,8 +158,12 @@ class LateRank:
             for rank in [rank for rank, cases in self._convicted.items() if cases[0].last_ns < oldest_ns]:
                 del self._convicted[rank]
         for rank, cases in named.items():
-            if self._ledger.is_open(rank) or self._is_all_seen(rank, cases, context):
-                self._ledger.update(rank, late_rank_finding(rank, cases, context))
+            known = self._ledger.open_finding(rank)
+            if known is not None or self._is_all_seen(rank, cases, context):
+                found = late_rank_finding(rank, cases, context)
+                if known is not None:  # what named it is still evidence when the last steps alone would not suffice
+                    found = replace(found, confidence=max(found.confidence, known.confidence))
+                self._ledger.update(rank, found)
         self._close_healed(accusations, named.keys(), judged, context)
         self._judge_hidden(context, is_clear=is_clear)
 

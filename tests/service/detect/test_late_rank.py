@@ -77,6 +77,13 @@ def test_a_rank_that_shares_its_gpu_is_not_called_late_and_the_others_are_excuse
     assert named((5, 6)) == set()
 
 
+def test_what_named_a_rank_is_not_forgotten_when_the_last_steps_alone_would_not_name_it() -> None:
+    _, _, history = run(Job(late_rank=5, late_ns=1.5e6, jitter=0.02, rank_correlation=0.9), 60)
+    stated = [finding.confidence for _, found in history for finding in found if finding.until_ns is None]
+    assert len(stated) > 20
+    assert min(stated) >= 0.98
+
+
 def test_where_steps_are_long_more_of_them_show_a_faint_case() -> None:
     job = Job(late_rank=5, late_ns=6e6, step_ns=2e9, jitter=0.01, rank_correlation=0.0)
     _, _, history = run(job, 100)
