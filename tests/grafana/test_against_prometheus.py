@@ -14,6 +14,7 @@ from grafana.prometheus_server import Prometheus, prometheus
 
 pytestmark = pytest.mark.slow
 
+NOT_DESCRIBED = "the demo's job is not described"
 _NOTHING_TO_SAY = {
     "ncclscope_inspector_": "the demo runs no NCCL Inspector",
     "ncclscope_gaps_total": "nothing is lost",
@@ -26,10 +27,10 @@ _NOTHING_TO_SAY = {
     "ncclscope_finding_confidence_ratio": "most kinds of findings are not open",
     "ncclscope_agent_missing == 1": "no agent is gone",
     "ncclscope_agent_spool": "the demo's agents keep no spool",
-    "ncclscope_unexplained_operations": "the demo's job is not described",
-    "ncclscope_expected_bytes": "the demo's job is not described",
-    "ncclscope_expected_step_seconds": "the demo's job is not described",
-    "_flops_utilization_ratio": "the demo's job is not described",
+    "ncclscope_unexplained_operations": NOT_DESCRIBED,
+    "ncclscope_expected_bytes": NOT_DESCRIBED,
+    "ncclscope_expected_step_seconds": NOT_DESCRIBED,
+    "_flops_utilization_ratio": NOT_DESCRIBED,
     "ncclscope_alignment_disagreements": "the demo's exports carry no NVTX payloads to check against",
     "ncclscope_alignment_checked_total": "the demo's exports carry no NVTX payloads to check against",
 }
@@ -88,6 +89,11 @@ def has_data(server: Prometheus, asked: Asked) -> bool:
 
 def _is_excused(asked: Asked) -> bool:
     return any(name in asked.expr for name in _NOTHING_TO_SAY)
+
+
+def is_of_described_jobs(asked: Asked) -> bool:
+    """Whether a query has data only of a job that was described."""
+    return any(name in asked.expr for name, reason in _NOTHING_TO_SAY.items() if reason == NOT_DESCRIBED)
 
 
 def _number(alert: Asked) -> Asked:

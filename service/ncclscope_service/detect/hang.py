@@ -108,14 +108,20 @@ def missing_finding(
     on = f" ({', '.join(hosts)})" if hosts and len(hosts) <= 3 else ""
     are = "is" if len(others) == 1 else "are"
     waits = f"{names_of_ranks(others)} {are} waiting" if others else "they are waiting for each other"
-    is_sure = len(culprits) == 1 and set(culprits).isdisjoint(waiting)
+    how_sure = (
+        measured_confidence.HANG_UNSURE
+        if not set(culprits).isdisjoint(waiting)
+        else measured_confidence.HANG_OF_ONE_RANK
+        if len(culprits) == 1
+        else measured_confidence.HANG_OF_SEVERAL
+    )
     killed = ", or the job was killed" if len(culprits) > 1 else ""
     found = _finding(HangState.NOT_ENQUEUED, first, stuck, silent_ns, since_ns, context)
     return replace(
         found,
         ranks=culprits,
         hosts=hosts,
-        confidence=measured_confidence.HANG_OF_ONE_RANK if is_sure else measured_confidence.HANG_UNSURE,
+        confidence=how_sure,
         summary=(
             f"{names_of_ranks(culprits)}{on} {verb} not enqueued operation {first.operations} of "
             f"{first.group.name} for {duration_text(silent_ns)}; {waits}{killed}"
@@ -425,7 +431,7 @@ class Hang:
         since = self._since(min(one.since_ns for one in guilty))
         made = missing_finding(tuple(sorted(culprits)), waiting, first, uneven, now_ns - since, since, context)
         if self._enqueued:  # the last line of a rank may be lost, too
-            made = replace(made, confidence=measured_confidence.HANG_UNSURE)
+            made = replace(made, confidence=min(made.confidence, measured_confidence.HANG_AMONG_LOSSES))
         self._renew(made, first, now_ns)
 
     def _renew(self, finding: Finding | None, first: StuckChannel | None, now_ns: int) -> None:
@@ -717,7 +723,7 @@ def hang_at_end(
         several = found.communicators > 1
         how_sure = measured_confidence.DEAD_BY_COUNTS if several else measured_confidence.DEAD_BY_COUNTS_OF_ONE
     if enqueued:  # the last line of a rank may be lost, too
-        how_sure = measured_confidence.HANG_UNSURE
+        how_sure = min(how_sure, measured_confidence.HANG_AMONG_LOSSES)
     stuck = [
         _stuck_channel(channel, context.groups[channel.communicator], front, _lags(counts))
         for channel, counts in found.uneven.items()

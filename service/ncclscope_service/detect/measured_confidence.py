@@ -17,9 +17,13 @@ HANG_OF_ONE_RANK: Final = MOST
 """One rank is missing and waits for nobody: 123 of 123."""
 HANG_OF_NOBODY: Final = MOST
 """Nobody is named: 88 of 88."""
+HANG_OF_SEVERAL: Final = 0.3
+"""Several ranks are missing at once: 0 of 6, which had been killed. A host that dies looks like it too; none was
+played."""
+HANG_AMONG_LOSSES: Final = 0.85
+"""Lines were lost, of which the last one of a rank may be one: 7 of 7."""
 HANG_UNSURE: Final = 0.6
-"""Several ranks are missing at once (6 of 6 of these jobs had been killed, but a host that dies looks like it too), a
-missing rank waits itself, or lines were lost, of which the last one of a rank may be one."""
+"""A missing rank waits itself, or lost lines hide who is missing. Few were played."""
 DEAD_BY_TIMES: Final = MOST
 """The last counts of a dead job show a hang, and have times: 26 of 26, and 22 of 5,400 kills (`benchmarks.findings
 kills`)."""
