@@ -158,11 +158,11 @@ class LateRank:
             for rank in [rank for rank, cases in self._convicted.items() if cases[0].last_ns < oldest_ns]:
                 del self._convicted[rank]
         for rank, cases in named.items():
-            known = self._ledger.open_finding(rank)
-            if known is not None or self._is_all_seen(rank, cases, context):
+            before = self._ledger.open_finding(rank)
+            if before is not None or self._is_all_seen(rank, cases, context):
                 found = late_rank_finding(rank, cases, context)
-                if known is not None:  # what named it is still evidence when the last steps alone would not suffice
-                    found = replace(found, confidence=max(found.confidence, known.confidence))
+                if before is not None:  # what named it is still evidence when the last steps alone would not suffice
+                    found = replace(found, confidence=max(found.confidence, before.confidence))
                 self._ledger.update(rank, found)
         self._close_healed(accusations, named.keys(), judged, context)
         self._judge_hidden(context, is_clear=is_clear)
