@@ -108,7 +108,7 @@ def test_200_healthy_series_raise_no_alarm(rule: str, windows: int, cv: float, p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("jitter", "phi"), [(0.003, 0.6), (0.02, 0.6), (0.05, 0.6), (0.02, 0.0), (0.02, 0.3)])
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize(("jitter", "phi"), [(0.003, 0.6), (0.02, 0.6), (0.05, 0.6), (0.02, 0.0)])
+@pytest.mark.parametrize("ranks", [2, 8])
 def test_two_hours_of_jittering_groups_name_nobody(ranks: int, jitter: float, phi: float) -> None:
     assert late_rank_alarms(groups=8, ranks=ranks, seconds=2 * 3600, jitter=jitter, phi=phi, seed=ranks) == 0
