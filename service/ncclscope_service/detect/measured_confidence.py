@@ -20,8 +20,8 @@ HANG_OF_NOBODY: Final = MOST
 HANG_OF_SEVERAL: Final = 0.3
 """Several ranks are missing at once: 0 of 6, which had been killed. A host that dies looks like it too; none was
 played."""
-HANG_AMONG_LOSSES: Final = 0.85
-"""Lines were lost, of which the last one of a rank may be one: 7 of 7."""
+HANG_AMONG_LOSSES: Final = 0.8
+"""Lines were lost, of which the last one of a rank may be one: 3 of 3."""
 HANG_UNSURE: Final = 0.6
 """A missing rank waits itself, or lost lines hide who is missing. Few were played."""
 DEAD_BY_TIMES: Final = MOST

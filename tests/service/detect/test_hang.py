@@ -314,7 +314,7 @@ def test_counts_with_lost_lines_put_in_name_who_is_missing_with_less_confidence(
         if (true["communicator"] == index).any()
     }
     (finding,) = detector.findings(90 * SECOND, enqueued=enqueued)
-    assert (finding.ranks, finding.confidence) == ((5,), 0.85)
+    assert (finding.ranks, finding.confidence) == ((5,), 0.8)
     assert detector.findings(90 * SECOND)[0].ranks != (5,)
 
 
@@ -426,7 +426,7 @@ def test_last_counts_of_lossy_logs_show_who_hung_with_what_is_known_of_lost_line
     assert hang_at_end(counts, CONTEXT) is None
     found = hang_at_end(counts, CONTEXT, enqueued=enqueued)
     assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.85)
+    assert (found.ranks, found.confidence) == ((5,), 0.8)
 
 
 def test_lost_lines_that_explain_nothing_do_not_hide_a_hang_that_the_lines_show() -> None:
@@ -441,7 +441,7 @@ def test_lost_lines_that_explain_nothing_do_not_hide_a_hang_that_the_lines_show(
     at_an_edge = counted(last_counts({5: 1}, {0: 1, 3: 2}))
     found = hang_at_end(lines, CONTEXT, enqueued=at_an_edge)
     assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.85)
+    assert (found.ranks, found.confidence) == ((5,), 0.8)
 
 
 def test_a_job_that_often_stood_like_this_while_it_lived_may_have_been_killed() -> None:
