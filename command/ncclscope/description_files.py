@@ -49,7 +49,7 @@ def gpu_option(command: Callable[P, R]) -> Callable[P, R]:
     return click.option(
         "--gpu",
         type=click.Choice(list(PEAK_FLOPS), case_sensitive=False),
-        help="The GPU of all nodes, for what share of its peak is used; else as nsys exports name it.",
+        help="The GPU of all nodes, for what share of its peak is used; else as captures name it.",
     )(command)
 
 

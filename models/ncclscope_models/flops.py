@@ -43,22 +43,23 @@ MEMORY_BANDWIDTH: Final[Mapping[str, float]] = MappingProxyType(
 
 _NAMED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        r"V100-SXM": "V100",
-        r"A100-(SXM|PCI)": "A100",
-        r"A40$": "A40",
-        r"H100 80GB HBM3$": "H100 SXM",
-        r"H100 PCIe$": "H100 PCIe",
-        r"H200$": "H200",
-        r"GH200 ": "GH200",
-        r"B200$": "B200",
-        r"L40S$": "L40S",
+        r"(NVIDIA |Tesla )V100-SXM": "V100",
+        r"NVIDIA A100-(SXM|PCI)": "A100",
+        r"NVIDIA A40$": "A40",
+        r"NVIDIA H100 80GB HBM3$": "H100 SXM",
+        r"NVIDIA H100 PCIe$": "H100 PCIe",
+        r"NVIDIA H200$": "H200",
+        r"NVIDIA GH200 ": "GH200",
+        r"NVIDIA B200$": "B200",
+        r"NVIDIA L40S$": "L40S",
+        r"AMD Instinct MI300X$": "MI300X",
     }
 )
 
 
 def gpu_named(text: str) -> str | None:
-    """The GPU of PEAK_FLOPS that CUDA names so, such as "NVIDIA A100-SXM4-80GB"; None of any other."""
-    found = [gpu for pattern, gpu in _NAMED.items() if re.match(rf"(NVIDIA |Tesla ){pattern}", text)]
+    """The GPU of PEAK_FLOPS that CUDA or HIP names so, such as "NVIDIA A100-SXM4-80GB"; None of any other."""
+    found = [gpu for pattern, gpu in _NAMED.items() if re.match(pattern, text)]
     return found[0] if found else None
 
 

@@ -111,6 +111,21 @@ def test_the_host_is_told_by_trace_or_name_and_else_assumed(tmp_path: Path) -> N
         assert (last.captures[0].host, last.captures[0].host_is_recorded) == (expected, False)
 
 
+@pytest.mark.parametrize(
+    ("devices", "gpu"),
+    [
+        ([{"id": 0, "name": "NVIDIA H200"}, {"id": 1, "name": "NVIDIA H200"}], "NVIDIA H200"),
+        ([{"id": 0, "name": "NVIDIA H200"}, {"id": 1, "name": "NVIDIA A40"}], None),
+        ([{"id": 0, "name": ["NVIDIA H200"]}, 3], None),
+        ([{"id": 0}], None),
+        ("NVIDIA H200", None),
+    ],
+)
+def test_the_gpu_of_a_host_is_named_if_all_are_alike(tmp_path: Path, devices: object, gpu: str | None) -> None:
+    (seen,) = read(tmp_path, trace(deviceProperties=devices))[-1].captures
+    assert seen.gpu == gpu
+
+
 def test_a_trace_that_breaks_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     data = trace()
     torn = data[: data.index(b'"External id": 2')]

@@ -75,6 +75,7 @@ def test_nothing_is_guessed(lacking: str) -> None:
         ("Tesla V100-SXM2-16GB", "V100"),
         ("Tesla V100-PCIE-16GB", None),
         ("Tesla T4", None),
+        ("AMD Instinct MI300X", "MI300X"),
     ],
 )
 def test_cuda_names_the_gpu(name: str, gpu: str | None) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 import numpy as np
 
@@ -43,6 +43,7 @@ _TENSORBOARD: Final = re.compile(r"(?:.*/)?(?P<host>[^/]{1,255}?)_\d{1,10}\.\d{1
 """`{host}_{pid}.{time}.pt.trace.json`. *Source:* `torch/profiler/profiler.py:tensorboard_trace_handler`."""
 _BLOCK: Final = 1 << 20
 _DESCRIPTION: Final = 128
+_LONGEST_GPU: Final = 64
 _VERSION: Final = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
 
 
@@ -358,6 +359,7 @@ class _Batches:
             nccl_kernels=len(trace.kernels),
             other_kernels=trace.other_kernels + len(trace.outside),
             graph_launches=trace.graph_launches,
+            gpu=_gpu_of(trace),
         )
 
     def _gaps(self) -> Iterator[SourceGap]:
@@ -370,6 +372,18 @@ class _Batches:
 def _digest(group: Group) -> bytes:
     """What tells a group from others, alike on all ranks."""
     return hashlib.blake2b(f"{group.name}:{group.ranks}".encode(), digest_size=16).digest()
+
+
+def _gpu_of(trace: Trace) -> str | None:
+    """CUDA's or HIP's name of the GPUs of the host; None if they differ, or the trace does not list them.
+
+    *Source:* Kineto `libkineto/src/output_json.cpp:ChromeTraceLogger::handleTraceStart`.
+    """
+    listed = trace.members.get("deviceProperties")
+    devices = cast(list[object], listed) if isinstance(listed, list) else []
+    names = [cast(dict[str, object], each).get("name") for each in devices if isinstance(each, dict)]
+    name = names[0] if names else None
+    return name[:_LONGEST_GPU] if isinstance(name, str) and name and all(each == name for each in names) else None
 
 
 def _host_of(trace: Trace, file_name: str, assumed: str | None) -> tuple[str, bool]:

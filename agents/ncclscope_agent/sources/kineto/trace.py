@@ -31,7 +31,7 @@ Step = tuple[int, int, int, str]
 Shape = tuple[int, ...]
 """Grid, block, registers and shared memory, as KERNEL_TEMPLATE has them."""
 
-MEMBERS: Final = frozenset({"distributedInfo", "baseTimeNanoseconds", "host_name", "hostname"})
+MEMBERS: Final = frozenset({"distributedInfo", "baseTimeNanoseconds", "deviceProperties", "host_name", "hostname"})
 """Of the trace's object, what is read beside the events."""
 _NOTE: Final = "record_param_comms"
 _LAUNCH: Final = re.compile(r"(?:cuda|cu|hip)\w{0,32}Launch\w{0,32}")
