@@ -54,7 +54,9 @@ _SETTLES: Final = {
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A field, for what no file says.")
 @click.option("--job", "name", help="The job of the calibration, if it has several.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="If the calibration does not say it.")
-@click.option("--gpu", type=click.Choice(list(flops.PEAK_FLOPS), case_sensitive=False), help="Name of the GPU.")
+@click.option(
+    "--gpu", type=click.Choice(list(flops.PEAK_FLOPS), case_sensitive=False), help="Else that of the calibration."
+)
 @click.option("--gpu-memory", type=click.FloatRange(min=0, min_open=True), metavar="GIB", help="Memory of a GPU.")
 @click.option("--memory-used-gib", type=click.FloatRange(min=0), metavar="GIB", help="Peak of the calibrating run.")
 @click.option("--inside-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a GPU's links, unmeasured.")
@@ -107,6 +109,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
         candidates = layouts(now, space)
         of_job = _calibration_of(read, name, now)
         given = [None if each is None else each * 1e9 for each in (inside_gb_per_s, node_gb_per_s)]
+        gpu = gpu or of_job.gpu
         base = machine_before_fitting(gpu, per_node, network_cards=nics, writes_scores=attention_scores)
         fitted = fitted_machine(base, now, of_job, added_up(read), inside_node=given[0], between_nodes=given[1])
         if fitted.inside is None and per_node > 1:

@@ -1,6 +1,6 @@
 """`calibration.json`: what a run has shown of its machine, to foretell others by. Written by `analyze` and `snapshot`.
 
-Transfers by operation, ranks, nodes and size, how many ranks a node has, and where the mean step went. Several runs add
+Transfers by operation, ranks, nodes and size, what a node has, and where the mean step went. Several runs add
 up. A document is what JSON holds; times in it are whole nanoseconds.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from ncclscope_models.flops import PEAK_FLOPS
 from ncclscope_models.job import ModelError
 from ncclscope_models.transfer_estimate import GroupShape, MeasuredTransfers, TransferTimes
 
@@ -47,6 +48,8 @@ class Calibration:
     """Of all iterations with a known duration."""
     description: Mapping[str, int | bool | str] | None = None
     """Fields of the job that was recorded, if it was described and sent what its description says."""
+    gpu: str | None = None
+    """Of all nodes, one of `flops.PEAK_FLOPS`; None where it is not known."""
 
 
 def document_of(calibrations: Sequence[Calibration]) -> dict[str, object]:
@@ -60,6 +63,7 @@ def _job_document(of: Calibration) -> dict[str, object]:
         "job": of.job,
         "ranks": of.ranks,
         "ranks_per_node": of.ranks_per_node,
+        "gpu": of.gpu,
         "has_switch": of.times.has_switch,
         "median_step_ns": of.median_step_ns,
         "description": of.description,
@@ -132,6 +136,7 @@ def _calibration(job: dict[str, Any]) -> Calibration:
         ),
         median_step_ns=None if job["median_step_ns"] is None else int(job["median_step_ns"]),
         description=None if job.get("description") is None else dict(job["description"]),
+        gpu=job["gpu"] if job.get("gpu") in PEAK_FLOPS else None,  # of a later build it may be one that is not known
     )
 
 

@@ -39,6 +39,8 @@ class ExpectedStep:
     """The job that was recorded."""
     is_same: bool
     """It had the same layout and batch."""
+    gpu: str | None = None
+    """Of that run, one of `flops.PEAK_FLOPS`."""
     parts: tuple[ExpectedPart, ...] = ()
     """Of the step that was recorded, if it is the same job and its kernels were recorded; they sum up to `typical`.
 
@@ -76,7 +78,7 @@ def _by_run(job: Job, of: Calibration, gpu: str | None) -> ExpectedStep:
     now = completed(Description({name: Given(value, of.job) for name, value in of.description.items()})).job
     if now.shape != job.shape:
         raise ModelError("it is of another model")
-    fitted = fitted_machine(machine_before_fitting(gpu, of.ranks_per_node), now, of, of.times)
+    fitted = fitted_machine(machine_before_fitting(gpu or of.gpu, of.ranks_per_node), now, of, of.times)
     if (job.layout, job.training) != (now.layout, now.training):
         if fitted.inside is None and min(of.ranks_per_node, job.layout.ranks) > 1:
             raise ModelError("no group of it lies in a node, and the job is laid out differently")
@@ -94,6 +96,7 @@ def _expected(found: Ranked, now: Job, of: Calibration) -> ExpectedStep:
         high=found.seconds * exp(hypot(least, log(found.high / found.seconds))),
         run=of.job,
         is_same=is_same,
+        gpu=of.gpu,
         parts=tuple(
             ExpectedPart(part=part, parallelism=parallelism, seconds=ns / 1e9)
             for (part, parallelism), ns in (of.step.parts.items() if is_same and of.step is not None else ())

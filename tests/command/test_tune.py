@@ -65,6 +65,17 @@ def test_layouts_are_listed_with_intervals_reasons_and_what_was_assumed(calibrat
     assert "predicted, not measured" in output
 
 
+def test_the_calibration_names_the_gpu(calibration: Path) -> None:
+    arguments = ("--calibration", str(calibration), "--gpus", "32", "--json")
+    assert "memory bandwidth to peak of an A100 (--gpu)" in json.loads(run(*arguments)[1])["assumed"]
+    document = json.loads(calibration.read_text())
+    document["jobs"][0]["gpu"] = "H200"
+    calibration.write_text(json.dumps(document))
+    named = json.loads(run(*arguments)[1])
+    assert not any("--gpu" in each for each in named["assumed"])
+    assert named["layouts"] == json.loads(run(*arguments, "--gpu", "H200")[1])["layouts"]
+
+
 def test_json_has_the_same(calibration: Path) -> None:
     status, output = run("--calibration", str(calibration), "--gpus", "64", "--top", "3", "--json")
     assert status == 0, output

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope_models.calibration import Calibration, ObservedStep
+from ncclscope_models.calibration import Calibration, ObservedStep, calibrations_of, document_of
 from ncclscope_models.description import Description, Given, completed
 from ncclscope_models.expected_step import expected_step
 from ncclscope_models.job import Job, ModelError
@@ -102,3 +102,10 @@ def test_of_several_runs_the_first_that_says_it_answers_and_else_all_are_named()
     assert expected_step(job(), [silent, recorded(INSIDE)]).run == "before"
     with pytest.raises(ModelError, match=r"first: .*; before: no group of it"):
         expected_step(job(tensor=4, data=2), [silent, recorded(INSIDE)])
+
+
+@pytest.mark.parametrize(("gpu", "known"), [("H200", "H200"), ("of a later build", None), (None, None)])
+def test_a_document_keeps_the_gpu_and_the_step_is_of_it(gpu: str | None, known: str | None) -> None:
+    (read,) = calibrations_of(document_of([replace(recorded(INSIDE, BETWEEN), gpu=gpu)]), "calibration.json")
+    assert read.gpu == known
+    assert expected_step(job(), [read]).gpu == known

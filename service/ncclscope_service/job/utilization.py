@@ -32,7 +32,7 @@ class Utilization:
 
 def utilization_of(store: Store, job: str, step_ns: float | None) -> Utilization | None:
     """Of a job whose median step is so long; None where the description, the GPU or the step is not known."""
-    plan, gpu = store.plans.get(job), _gpu(store, job)
+    plan, gpu = store.plans.get(job), gpu_of(store, job)
     if store.description is None or plan is None or plan.edits or gpu is None or not step_ns:
         return None
     described = store.description.job
@@ -52,11 +52,16 @@ def utilization_of(store: Store, job: str, step_ns: float | None) -> Utilization
     )
 
 
-def _gpu(store: Store, job: str) -> str | None:
-    """The GPU of all nodes of a job: the one that the user names, else the one that all captures of its hosts name."""
+def gpu_of(store: Store, job: str) -> str | None:
+    """The GPU of all nodes of a job: the one that the user names, else the one that all captures of its hosts name.
+
+    Where no capture names one, it is that of the run by which its step is expected.
+    """
     if store.gpu is not None:
         return store.gpu
     hosts = {process.host for process, of in zip(store.processes, store.process_job, strict=True) if of == job}
     names = {store.captures.gpus[host] for host in hosts & store.captures.gpus.keys()}
+    if names <= {None}:
+        return None if store.expected_step is None else store.expected_step.gpu
     name = names.pop() if len(names) == 1 else None
     return None if name is None else gpu_named(name)

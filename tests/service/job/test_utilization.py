@@ -8,8 +8,9 @@ import pytest
 from benchmarks.models.shapes import ShapeOfJob
 from service import fake_service as fake
 
+from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_models.flops import gpu_named
-from ncclscope_service.job.utilization import utilization_of
+from ncclscope_service.job.utilization import gpu_of, utilization_of
 from ncclscope_service.store.plan_records import PlanEdit
 from ncclscope_service.store.records import Process
 from ncclscope_service.store.tables import Store
@@ -106,3 +107,18 @@ def test_captures_name_the_gpu_if_all_agree(names: tuple[str | None, ...], gpu: 
         known.captures.append((0, capture(f"n{nth}", name)))
     found = utilization_of(known, "j", STEP_NS)
     assert (None if found is None else found.gpu) == gpu
+
+
+@pytest.mark.parametrize(
+    ("names", "gpu"), [((), "A100"), ((None,), "A100"), (("NVIDIA H200",), "H200"), (("something new",), None)]
+)
+def test_where_no_capture_names_it_it_is_the_gpu_of_the_run_by_which_a_step_is_expected(
+    names: tuple[str | None, ...], gpu: str | None
+) -> None:
+    known = store(gpu=None)
+    known.expected_step = ExpectedStep(low=1.0, typical=1.0, high=1.0, run="before", is_same=True, gpu="A100")
+    for nth, name in enumerate(names):
+        known.processes.append(Process(host=f"n{nth}", pid=1))
+        known.process_job.append("j")
+        known.captures.append((0, capture(f"n{nth}", name)))
+    assert gpu_of(known, "j") == gpu

@@ -22,6 +22,7 @@ from ncclscope_service.export.totals import Totals, op_name
 from ncclscope_service.job.iterations import summarise
 from ncclscope_service.job.ranks import host_of_ranks
 from ncclscope_service.job.step_budget import MeanStep
+from ncclscope_service.job.utilization import gpu_of
 from ncclscope_service.measure.expected_times import JobEstimator, observed_transfers, transfer_times
 from ncclscope_wire.batch import Columns
 
@@ -88,5 +89,6 @@ def _calibration(selection: Selection, sums: Totals, job: str, rows: Columns, st
             parts={(each.part, each.parallelism): round(each.mean_ns) for each in step.parts},
         ),
         median_step_ns=None if median is None else round(median),
+        gpu=gpu_of(selection.store, job),
         description={name: given.value for name, given in described.fields.items()} if described and is_sure else None,
     )
