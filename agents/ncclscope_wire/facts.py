@@ -121,6 +121,16 @@ class NetworkChosen(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkDevices(Fact):
+    """Network cards that NCCL found and may use, one at least; of merged ones NCCL counts all together as one."""
+
+    network: Name
+    """IB, Socket, FastSocket."""
+    devices: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)]
+    """Name and port as NCCL prints them, without the link layer; of merged ones joined by `+`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDirect(Fact):
     """Whether GPUDirect RDMA is possible between a GPU and a NIC, or a NIC and the driver."""
 
@@ -432,6 +442,7 @@ SETTINGS: Final[tuple[type[Fact], ...]] = (
     BuildSeen,
     PluginSeen,
     NetworkChosen,
+    NetworkDevices,
     GpuDirect,
     PathNotUsed,
 )

@@ -61,7 +61,7 @@ _SETTLES: Final = {
 @click.option("--memory-used-gib", type=click.FloatRange(min=0), metavar="GIB", help="Peak of the calibrating run.")
 @click.option("--inside-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a GPU's links, unmeasured.")
 @click.option("--node-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a node's network, unmeasured.")
-@click.option("--nics", type=click.IntRange(min=1), help="Network cards of a node; else one for each of its GPUs.")
+@click.option("--nics", type=click.IntRange(min=1), help="Network cards of a node; else those of the calibration.")
 @click.option("--max-tensor", type=click.IntRange(min=1), help="Tensor parallel ranks at most; else those of a node.")
 @click.option("--attention-scores", is_flag=True, help="Attention is not fused: its scores go to memory.")
 @click.option("--tokens", type=click.FloatRange(min=0, min_open=True), help="Tokens to train on: days and cost.")
@@ -109,7 +109,7 @@ def tune(  # noqa: PLR0917  (click passes them by name)
         candidates = layouts(now, space)
         of_job = _calibration_of(read, name, now)
         given = [None if each is None else each * 1e9 for each in (inside_gb_per_s, node_gb_per_s)]
-        gpu = gpu or of_job.gpu
+        gpu, nics = gpu or of_job.gpu, nics or of_job.network_cards
         base = machine_before_fitting(gpu, per_node, network_cards=nics, writes_scores=attention_scores)
         fitted = fitted_machine(base, now, of_job, added_up(read), inside_node=given[0], between_nodes=given[1])
         if fitted.inside is None and per_node > 1:

@@ -50,6 +50,8 @@ class Calibration:
     """Fields of the job that was recorded, if it was described and sent what its description says."""
     gpu: str | None = None
     """Of all nodes, one of `flops.PEAK_FLOPS`; None where it is not known."""
+    network_cards: int | None = None
+    """Of a node, as NCCL counts them; None where nodes differ, or their logs do not say it."""
 
 
 def document_of(calibrations: Sequence[Calibration]) -> dict[str, object]:
@@ -64,6 +66,7 @@ def _job_document(of: Calibration) -> dict[str, object]:
         "ranks": of.ranks,
         "ranks_per_node": of.ranks_per_node,
         "gpu": of.gpu,
+        "network_cards": of.network_cards,
         "has_switch": of.times.has_switch,
         "median_step_ns": of.median_step_ns,
         "description": of.description,
@@ -137,6 +140,7 @@ def _calibration(job: dict[str, Any]) -> Calibration:
         median_step_ns=None if job["median_step_ns"] is None else int(job["median_step_ns"]),
         description=None if job.get("description") is None else dict(job["description"]),
         gpu=job["gpu"] if job.get("gpu") in PEAK_FLOPS else None,  # of a later build it may be one that is not known
+        network_cards=None if job.get("network_cards") is None else max(1, int(job["network_cards"])),
     )
 
 

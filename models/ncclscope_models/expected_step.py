@@ -78,7 +78,8 @@ def _by_run(job: Job, of: Calibration, gpu: str | None) -> ExpectedStep:
     now = completed(Description({name: Given(value, of.job) for name, value in of.description.items()})).job
     if now.shape != job.shape:
         raise ModelError("it is of another model")
-    fitted = fitted_machine(machine_before_fitting(gpu or of.gpu, of.ranks_per_node), now, of, of.times)
+    base = machine_before_fitting(gpu or of.gpu, of.ranks_per_node, network_cards=of.network_cards)
+    fitted = fitted_machine(base, now, of, of.times)
     if (job.layout, job.training) != (now.layout, now.training):
         if fitted.inside is None and min(of.ranks_per_node, job.layout.ranks) > 1:
             raise ModelError("no group of it lies in a node, and the job is laid out differently")

@@ -78,12 +78,13 @@ def machine_before_fitting(
 ) -> Machine:
     """The machine from which fitting starts, with links that cost nothing until the run's replace them.
 
-    `gpu`: None if it is not known; `network_cards`: of a node, None: one for each GPU.
+    `gpu`: None if it is not known; `network_cards`: of a node, None: one for each GPU. Those beyond its GPUs carry
+    nothing: a GPU sends by one, and NCCL lists cards for storage and management too.
     """
     known = gpu or ASSUMED_GPU
     return Machine(
         gpus_per_node=per_node,
-        network_cards=network_cards,
+        network_cards=None if network_cards is None else min(network_cards, per_node),
         peak_flops=PEAK_FLOPS[known],
         best_share=0.75,
         inside_bandwidth=float("inf"),

@@ -108,7 +108,9 @@ class _Writer:
         self.say("NCCL_IB_TIMEOUT set by environment to 22.")
         ordered = "" if version < (2, 12, 0) else " [RO]"
         blank = " " if version < (2, 12, 0) else ""
-        self.say(f"NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB{ordered}{blank}; OOB eth0:{address}<0>")
+        cards = self._config.contention.nics if self._config.contention else self._config.gpus
+        devices = " ".join(f"[{card}]mlx5_{card}:1/IB" for card in range(cards))
+        self.say(f"NET/IB : Using {devices}{ordered}{blank}; OOB eth0:{address}<0>")
         self.say("Using network IB")
 
     def communicator(self, group: Group, endpoints: dict[int, Endpoint]) -> None:

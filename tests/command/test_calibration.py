@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -46,6 +47,13 @@ def test_transfers_of_a_slow_run_take_longer_than_its_calibration_says(tmp_path:
     }
     assert over["DP"] > 2
     assert over["TP"] == pytest.approx(1, abs=0.1)
+
+
+def test_a_calibration_has_the_gpu_and_how_many_network_cards_a_node_has(tmp_path: Path) -> None:
+    job = _run(tmp_path / "shared", "--contention", "nics=1,slowdown=0.1")
+    _analyzed(job)
+    document = json.loads((tmp_path / "shared-out" / "calibration.json").read_text())
+    assert [(each["network_cards"], each["gpu"]) for each in document["jobs"]] == [(1, "H100 SXM")]
 
 
 def test_a_file_that_is_no_calibration_is_named(tmp_path: Path) -> None:

@@ -76,6 +76,18 @@ def test_the_calibration_names_the_gpu(calibration: Path) -> None:
     assert named["layouts"] == json.loads(run(*arguments, "--gpu", "H200")[1])["layouts"]
 
 
+def test_the_calibration_says_how_many_network_cards_a_node_has(calibration: Path) -> None:
+    arguments = ("--calibration", str(calibration), "--gpus", "32", "--json")
+    assert "a network card for each GPU (--nics)" in json.loads(run(*arguments)[1])["assumed"]
+    given = json.loads(run(*arguments, "--nics", "2")[1])
+    document = json.loads(calibration.read_text())
+    document["jobs"][0]["network_cards"] = 2
+    calibration.write_text(json.dumps(document))
+    read = json.loads(run(*arguments)[1])
+    assert read == given
+    assert not any("--nics" in each for each in read["assumed"])
+
+
 def test_json_has_the_same(calibration: Path) -> None:
     status, output = run("--calibration", str(calibration), "--gpus", "64", "--top", "3", "--json")
     assert status == 0, output

@@ -25,11 +25,13 @@ def job(**changed: int) -> Job:
     return completed(Description(given)).job
 
 
-def transfers(op: str, ranks: int, nodes: int, kind: str) -> tuple[GroupShape, list[MeasuredTransfers]]:
+def transfers(
+    op: str, ranks: int, nodes: int, kind: str, bytes_per_second: float = 100e9
+) -> tuple[GroupShape, list[MeasuredTransfers]]:
     found = [
         MeasuredTransfers(message_bytes=size, low=taken, typical=taken, high=taken, samples=50)
         for size in (1 << 16, 1 << 20, 1 << 24, 1 << 28)
-        for taken in [20e-6 + size / 100e9]
+        for taken in [20e-6 + size / bytes_per_second]
     ]
     return GroupShape(op, ranks, nodes, kind), found
 
@@ -109,3 +111,15 @@ def test_a_document_keeps_the_gpu_and_the_step_is_of_it(gpu: str | None, known: 
     (read,) = calibrations_of(document_of([replace(recorded(INSIDE, BETWEEN), gpu=gpu)]), "calibration.json")
     assert read.gpu == known
     assert expected_step(job(), [read]).gpu == known
+
+
+def test_a_run_whose_nodes_have_one_network_card_foretells_layouts_whose_gpus_share_it() -> None:
+    """One GPU of a node sent out of it: what all four reach depends on how many cards there are."""
+    pipeline = {**DESCRIBED, "tensor": 1, "pipeline": 8, "data": 1}
+    run = replace(recorded(INSIDE, transfers("AllReduce", 2, 2, "EMBEDDING", 5e9)), description=pipeline)
+    documents = [document_of([replace(run, network_cards=cards)]) for cards in (None, 1, 9)]
+    none, one, many = (calibrations_of(each, "calibration.json")[0] for each in documents)
+    assert (none.network_cards, one.network_cards, many.network_cards) == (None, 1, 9)
+    steps = [expected_step(job(tensor=1, data=8), [each]).typical for each in (none, one, many)]
+    assert steps[1] > 1.1 * steps[0]
+    assert steps[2] == steps[0], "a GPU sends by one card"

@@ -28,7 +28,7 @@ from ncclscope_service.store.retention import SourceSlots
 from ncclscope_service.store.tables import Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import ROW_TABLES, Batch, Columns, no_rows
-from ncclscope_wire.facts import TROUBLES
+from ncclscope_wire.facts import TROUBLES, NetworkDevices
 from ncclscope_wire.records import CommunicatorEvent, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 from ncclscope_wire.topology import TopologySeen
@@ -41,6 +41,8 @@ _TEXT_BYTES: Final = 128
 MAX_TOPOLOGIES: Final = 256
 """Different system blocks of one host that are kept: one for each set of GPUs that communicate."""
 
+_MOST_DEVICES: Final = 64
+"""Network cards of one host that are kept."""
 
 INTERNAL_ERROR: Final = "internal_error"
 """The reason by which is counted what was in order and could not be applied."""
@@ -121,10 +123,8 @@ class BatchResolver:
         if index is not None:
             return index
         agent = self._store.sources[source].agent
-        is_known_host = (job, host) in self._hosts
         if host != OTHER and not (
-            (is_known_host or self._names.take(Named.HOSTS, agent=agent, job=job, source=source))
-            and self._names.take(Named.PROCESSES, agent=agent, job=job, source=source)
+            self._has_host(job, host, source) and self._names.take(Named.PROCESSES, agent=agent, job=job, source=source)
         ):
             return self.process(job, OTHER, 0, source)
         self._hosts.add((job, host))
@@ -135,6 +135,11 @@ class BatchResolver:
         self._store.process_job.append(job)
         self._store.process_agent.append(agent)
         return index
+
+    def _has_host(self, job: str, host: str, source: int) -> bool:
+        """Whether a host is known, or its agent and job may have one more."""
+        agent = self._store.sources[source].agent
+        return (job, host) in self._hosts or self._names.take(Named.HOSTS, agent=agent, job=job, source=source)
 
     def resolve_batch(self, batch: Batch, *, agent: str, session: str, job: str) -> Arrived:
         """Applies one batch: dictionaries, ranges, captures, versions and counts go to the store at once.
@@ -373,6 +378,10 @@ class BatchResolver:
         for fact in batch.facts:
             if isinstance(fact, TROUBLES) and fact.host is not None and fact.pid is not None:
                 self.process(job, fact.host, fact.pid, source)
+            elif isinstance(fact, NetworkDevices) and fact.host is not None and self._has_host(job, fact.host, source):
+                self._hosts.add((job, fact.host))
+                found = known.network_devices.setdefault((job, fact.host), set())
+                found.update(fact.devices[: _MOST_DEVICES - len(found)])
         for capture in batch.captures:
             known.captures.append((source, capture))
         for version in batch.versions:

@@ -164,6 +164,8 @@ class Store:
     """By (job, host): blocks that differ, in order of arrival; host None for files that nothing ties to a host."""
     topologies_seen: int = 0
     """Number of all blocks that were added to `topologies`."""
+    network_devices: dict[tuple[str, str], set[str]] = field(default_factory=dict[tuple[str, str], set[str]])
+    """By (job, host): network cards as NCCL names them, of all processes together."""
     tuning_tables: dict[int, TuningTableSeen] = field(default_factory=dict[int, TuningTableSeen])
     """By communicator."""
     channels: dict[int, Channels] = field(default_factory=dict[int, Channels])

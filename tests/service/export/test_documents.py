@@ -16,11 +16,13 @@ from end_to_end.processes import PATIENCE_MS
 from plotly.offline import get_plotlyjs
 from service.export.small_run import ALL_REDUCE_NAME, SEND_RECV_NAME, logs_only_run, small_run
 
+from ncclscope_models.calibration import calibrations_of
 from ncclscope_service.export.directory import WRITERS, write_run
 from ncclscope_service.export.report.page import script_json
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.tables import schema
+from ncclscope_service.export.tables.expected_times_file import calibration_document
 from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.terminal import terminal_report
 from ncclscope_service.export.totals import first_of_launch, totals
@@ -312,3 +314,22 @@ def test_of_a_job_that_may_go_on_the_verdict_says_so() -> None:
     store.verdicts["job"] = Verdict(job="job", ending=Ending.HANG, is_provisional=True, summary="rank 1 is missing")
     expected = "The job is silent; as its logs stand, it is hang: rank 1 is missing"
     assert terminal_report(select(store)).splitlines()[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "cards"),
+    [
+        ({}, None),
+        ({"node1": {"mlx5_0:1", "mlx5_1:1"}}, 2),
+        ({"node1": {"mlx5_0:1", "mlx5_1:1"}, "node2": {"mlx5_0:1", "mlx5_3:1"}, "elsewhere": {"eth0"}}, 2),
+        ({"node1": {"mlx5_0:1", "mlx5_1:1"}, "node2": {"mlx5_0:1"}}, None),
+    ],
+)
+def test_a_calibration_has_the_network_cards_of_a_node_where_nodes_do_not_differ(
+    seen: dict[str, set[str]], cards: int | None
+) -> None:
+    store = small_run()
+    store.network_devices.update({("job", host): names for host, names in seen.items()})
+    selection = select(store)
+    (job,) = calibrations_of(calibration_document(selection, totals(selection)), "calibration.json")
+    assert job.network_cards == cards

@@ -13,6 +13,7 @@ from ncclscope_service.store.rows import empty_operations
 from ncclscope_service.store.tables import Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import no_rows
+from ncclscope_wire.facts import NetworkDevices
 from ncclscope_wire.records import Counts, SourceGap, VersionSeen
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -171,3 +172,27 @@ def test_nothing_is_known_of_an_empty_row() -> None:
     assert {int(row[name]) for name in ("member", "iteration", "kernel", "algorithm")} == {NO_NUMBER}
     assert np.isnan([row["busbw"], row["limit"]]).all()
     assert not row["finished"]
+
+
+def test_network_cards_of_a_node_are_those_that_any_of_its_processes_may_use() -> None:
+    service = _Service()
+    for pid, devices in ((1, ("mlx5_0:1", "mlx5_1:1")), (2, ("mlx5_1:1", "mlx5_2:1")), (3, ("mlx5_0:1",))):
+        fact = NetworkDevices(line=1, host="n1" if pid < 3 else "n2", pid=pid, network="IB", devices=devices)
+        batch = replace(log_batch([Line(line=1)], pid=pid), facts=(fact,))
+        batch = replace(batch, source=replace(batch.source, key=f"file {pid}"))
+        service.intake.resolve_batch(batch, agent="a", session="s", job="j")
+    assert service.store.network_devices == {
+        ("j", "n1"): {"mlx5_0:1", "mlx5_1:1", "mlx5_2:1"},
+        ("j", "n2"): {"mlx5_0:1"},
+    }
+    assert {process.host for process in service.store.processes} == {"node1"}, "it is no sign of a process"
+
+
+def test_network_cards_of_a_node_are_bounded() -> None:
+    service = _Service()
+    for first in (0, 40):
+        names = tuple(f"veth{at}" for at in range(first, first + 40))
+        fact = NetworkDevices(line=1, host="n1", pid=1, network="Socket", devices=names)
+        batch = replace(log_batch([]), facts=(fact,), begin=first, end=first + 40)
+        service.intake.resolve_batch(batch, agent="a", session=f"s{first}", job="j")
+    assert len(service.store.network_devices["j", "n1"]) == 64

@@ -45,8 +45,8 @@ _PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
 _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "network_devices": (
-            r"NET/<plain> : Using (?:<device>(?: <device>)*)? ?(?:\[RO\])? ?; OOB \S{1,200}",
-            r"NET/(?:Socket|IB) : Using <device>(?: <device>)*",
+            r"NET/<plain> : Using (?:\[RO\])? ?; OOB \S{1,200}",
+            r"NET/IB : Using <device>(?: <device>)*",
             r"NET/<plain> : No device found\.",
         ),
         "bootstrap": (r"Bootstrap ?: Using (?:<device>(?: <device>)*|[^\[\s]\S{0,399})",),

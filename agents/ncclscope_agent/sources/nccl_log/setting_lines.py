@@ -30,6 +30,16 @@ def _enabled(fields: Fields) -> Fields:
     return {**fields, "is_enabled": str(fields.pop("enabled")).lower() == "enabled"}
 
 
+def _devices(fields: Fields) -> Fields:
+    """`[0]mlx5_0:1/IB [1]={[0] mlx5_1:1/IB, [1] mlx5_2:1/IB}`, `[0]eth0:10.0.0.17<0>`: the names."""
+    found = _DEVICE_NAME.findall(str(fields["devices"]))
+    return {**fields, "devices": ["+".join(_MERGED_NAME.findall(merged)) or single for merged, single in found]}
+
+
+_DEVICE: Final = r"\[\d+\](?:=\{[^{}]{1,400}\}|\S+(?: (?!\[)\S+:\d+<\d+>)?)"
+_DEVICE_NAME: Final = re.compile(r"\[\d+\](?:=\{([^{}]{1,400})\}|([\w.-]{1,64}(?::\d{1,3}(?=/))?)\S*)")
+_MERGED_NAME: Final = re.compile(r"\[\d+\] ?([\w.-]{1,64}(?::\d{1,3})?)")
+
 _KINDS: Final = ("NET/", "TUNER/", "PROFILER/", "ENV/", "GIN/", "RMA/")
 _PLUGIN: Final = r"(?P<kind>NET|TUNER|PROFILER|ENV|GIN|RMA)/Plugin ?: "
 _LOADED: Final = {"event": "loaded"}
@@ -69,6 +79,13 @@ FAMILIES: Final[tuple[Family, ...]] = (
         facts.NetworkChosen,
         rf"Using network (?P<network>[A-Za-z]{_TEXT}{{0,80}})",
         r"NET/OFI Selected [Pp]rovider is (?P<network>[\w;-]{1,64})(?:,? ?\(found \d+ nics\)|)",
+    ),
+    *forms(
+        "network_devices",
+        facts.NetworkDevices,
+        rf"NET/(?P<network>{_WORD}) : Using (?P<devices>{_DEVICE}(?: {_DEVICE})*) ?(?:\[RO\])? ?; OOB \S{{1,200}}",
+        rf"NET/(?P<network>Socket|FastSocket) : Using (?P<devices>{_DEVICE}(?: {_DEVICE})*)",
+        finish=_devices,
     ),
     *forms(
         "gpu_direct",

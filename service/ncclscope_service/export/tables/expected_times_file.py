@@ -69,6 +69,12 @@ def calibration_document(selection: Selection, sums: Totals) -> dict[str, object
     return document_of([_calibration(selection, sums, job, rows, steps.get(job)) for job in selection.jobs])
 
 
+def _network_cards(selection: Selection, job: str, hosts: set[str]) -> int | None:
+    """Of a node of a job; None where nodes differ, or no log says it."""
+    found = {len(names) for (of, host), names in selection.store.network_devices.items() if of == job and host in hosts}
+    return found.pop() if len(found) == 1 else None
+
+
 def _calibration(selection: Selection, sums: Totals, job: str, rows: Columns, step: MeanStep | None) -> Calibration:
     hosts = host_of_ranks(selection.store).get(job, {})
     on_hosts = set(Counter(hosts.values()).values())
@@ -90,5 +96,6 @@ def _calibration(selection: Selection, sums: Totals, job: str, rows: Columns, st
         ),
         median_step_ns=None if median is None else round(median),
         gpu=gpu_of(selection.store, job),
+        network_cards=_network_cards(selection, job, set(hosts.values())),
         description={name: given.value for name, given in described.fields.items()} if described and is_sure else None,
     )
