@@ -22,8 +22,8 @@ class Utilization:
     peak_flops: float
     """Dense 16-bit operations per second of one."""
     ranks: int
-    step_flops: int
-    """Operations of the model in a step, of all ranks."""
+    step_flops: float
+    """Operations of the model in a step, of all ranks; whole, and of large jobs beyond 64 bits."""
     mfu: float
     """Model flops utilization, 0 to 1."""
     hfu: float
@@ -46,7 +46,7 @@ def utilization_of(store: Store, job: str, step_ns: float | None) -> Utilization
         gpu=gpu,
         peak_flops=peak,
         ranks=ranks,
-        step_flops=model,
+        step_flops=float(model),
         mfu=utilization(model, step_ns * 1e-9, ranks, peak),
         hfu=utilization(hardware, step_ns * 1e-9, ranks, peak),
     )

@@ -11,6 +11,7 @@ from service import fake_service as fake
 from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_models.flops import gpu_named
 from ncclscope_service.job.utilization import gpu_of, utilization_of
+from ncclscope_service.serve.routes import to_json
 from ncclscope_service.store.plan_records import PlanEdit
 from ncclscope_service.store.records import Process
 from ncclscope_service.store.tables import Store
@@ -38,6 +39,19 @@ def test_it_is_the_operations_of_a_step_over_those_that_the_peak_allows() -> Non
     operations = 3 * layers * (24 * b * s * h * h + 2 * b * s * s * h) + 6 * b * s * h * vocabulary
     assert found.step_flops == operations
     assert found.mfu == found.hfu == pytest.approx(operations / (2 * 312e12 * 0.01))
+
+
+def test_a_step_of_more_operations_than_64_bits_hold_can_be_written() -> None:
+    """Of 405 billion parameters and 17 million tokens there are 4e19."""
+    known = store()
+    assert known.description is not None
+    job = known.description.job
+    huge = replace(job, shape=replace(job.shape, vocabulary=10**14))
+    known.description = replace(known.description, job=huge)
+    found = utilization_of(known, "j", STEP_NS)
+    assert found is not None
+    assert found.step_flops > 2**64
+    assert b"step_flops" in to_json(found)
 
 
 def test_layers_that_are_computed_again_count_for_the_hardware_alone() -> None:
