@@ -11,7 +11,7 @@ const MOST_CLASSES = 4;
 
 // What share of their peak the job's GPUs compute.
 const speedOf = (utilization) => {
-  if (!isKnown(utilization)) return "MFU is not known: it needs the GPU (serve --gpu, or an nsys export), step times, and traffic that agrees with the description";
+  if (!isKnown(utilization)) return "MFU is not known: it needs the GPU (serve --gpu, or a capture), step times, and traffic that agrees with the description";
   const { gpu, ranks, mfu, hfu } = utilization;
   return `The model uses ${percent(mfu)} of the peak (MFU) of ${ranks} ${gpu}, ${count(Math.round(utilization.peak_flops / 1e12))} TFLOP/s each${hfu === mfu ? "" : `; with what is computed again (HFU) ${percent(hfu)}`}`;
 };
@@ -50,7 +50,7 @@ const tableOf = (each) => element("table", {},
 const rowOf = (line) => {
   const cells = [`${line.groups.join("/") || "none"} (${line.comm_size})`, `${line.op} ${line.dtype}`, line.count === null ? "mixed" : count(line.count), count(line.expected), count(line.observed),
     bytes(line.logged_bytes), bytes(line.wire_bytes), line.why];
-  return element("tr", {}, ...cells.map((text, at) => element("td", { class: [HEAD[at][1] ? "number" : "", line.reason === "unexplained" && at === 7 ? "guilty" : ""].join(" ").trim() || null }, text)));
+  return element("tr", {}, ...cells.map((text, at) => element("td", { class: [HEAD[at][1] ? "number" : "", line.reason === "unexplained" && (at === 1 || at === 7) ? "guilty" : ""].join(" ").trim() || null }, text)));
 };
 
 const MOST_LINES = 6;
