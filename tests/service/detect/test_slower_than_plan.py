@@ -10,6 +10,7 @@ import orjson
 import pytest
 from emission_samples import small
 from service import fake_service as fake
+from service.simulated_batches import SECOND_NS, advanced, simulated_batches
 
 from ncclscope.offline import run_offline
 from ncclscope_models.calibration import calibrations_of
@@ -19,6 +20,8 @@ from ncclscope_service.detect.slower_than_plan import SlowerThanPlan
 from ncclscope_service.export.directory import write_run
 from ncclscope_service.job.step_budget import MeanStep, PartShare
 from ncclscope_service.job.step_times import STEP
+from ncclscope_service.job.utilization import gpu_of
+from ncclscope_service.keep.service_state import ServiceState
 from ncclscope_service.store.plan_records import PlanEdit, PlanRecord
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_service.store.settings import PipelineSettings
@@ -202,3 +205,30 @@ def test_a_healthy_job_that_runs_again_is_never_accused_and_a_slower_one_is(tmp_
     parts = found.evidence["parts"]
     assert isinstance(parts, list)
     assert sum(each["expected_ns"] for each in parts) == pytest.approx(expected.typical * 1e9, rel=1e-6)
+
+
+@pytest.mark.parametrize(("share", "is_open"), [(0.6, False), (0.98, True)])
+def test_a_service_that_starts_again_from_its_state_expects_and_finds_the_same(
+    tmp_path: Path, share: float, is_open: bool
+) -> None:
+    """In the midst of the steps that are too long, and with the finding open; settings are read anew."""
+
+    def settings() -> PipelineSettings:
+        expected = ExpectedStep(low=0.29, typical=0.3, high=0.31, run="before", is_same=True, gpu="A100")
+        return PipelineSettings(description=RUN.described(), expected_step=expected)
+
+    longer = replace(RUN.config, iterations=32)
+    batches = simulated_batches(longer, tmp_path, portions=8)
+    cut = round(share * len(batches))
+    before, whole = ServiceState(settings()), ServiceState(settings())
+    advanced(before.pipeline, batches[:cut])
+    assert (FindingKind.SLOWER_THAN_PLAN in [each.kind for each in before.pipeline.store.findings]) == is_open
+    again = ServiceState.restore(b"".join(before.parts()), settings())
+    advanced(again.pipeline, batches[cut:], since=cut)
+    advanced(whole.pipeline, batches)
+    for each in (again, whole):
+        each.pipeline.finish((len(batches) + 1) * SECOND_NS)
+    assert again.pipeline.store.expected_step_of("j") == settings().expected_step
+    assert again.pipeline.store.findings == whole.pipeline.store.findings
+    assert FindingKind.SLOWER_THAN_PLAN in [found.kind for found in again.pipeline.store.findings]
+    assert gpu_of(again.pipeline.store, "j") == "A100"
