@@ -77,6 +77,26 @@ def test_a_dump_of_arguments_describes_the_job_and_names_its_lines() -> None:
     assert "layers" not in found.assumed
 
 
+@pytest.mark.parametrize(
+    ("chunks", "printed", "overlaps", "source"),
+    [
+        (2, "False", False, "train.log:18 (overlap_p2p_comm)"),
+        (2, "True", True, "train.log:18 (overlap_p2p_comm)"),
+        (2, None, True, "assumed"),
+        (None, "False", True, "assumed"),
+    ],
+)
+def test_sends_beside_computation_are_read_of_interleaved_stages_alone(
+    chunks: int | None, printed: str | None, overlaps: bool, source: str
+) -> None:
+    """Without interleaving Megatron-LM prints False, whatever was asked for."""
+    lines = [] if printed is None else [f"  overlap_p2p_comm ................................ {printed}\n"]
+    lines += [] if chunks is None else [f"  virtual_pipeline_model_parallel_size ............ {chunks}\n"]
+    found = _job(DUMP.format(count=COUNT).replace("  pipeline_model", f"{''.join(lines)}  pipeline_model"))
+    assert found.job.training.overlaps_pipeline == overlaps
+    assert found.fields["overlap_pipeline"].source.startswith(source)
+
+
 @pytest.mark.parametrize("prefix", [" 0: ", "12: ", "localhost: "])
 def test_lines_may_have_the_rank_of_a_launcher_in_front(prefix: str) -> None:
     output = read_output(_lines(DUMP.format(count=COUNT), prefix), "train.log")

@@ -259,6 +259,10 @@ def fields_of_arguments(arguments: Mapping[str, tuple[str, str]], name: str) -> 
     if given.has("add_qkv_bias") and "bias" in given.fields:
         has_bias = bool(given.fields["bias"].value) or given.text("add_qkv_bias") == "True"
         given.give("qkv_bias", "add_qkv_bias", has_bias)
+    if given.has("overlap_p2p_comm") and int(given.fields["chunks"].value) > 1:
+        # Without interleaving it is always off: that says nothing of a layout with it. Source: Megatron-LM
+        # core_r0.13.0 megatron/training/arguments.py:validate_args.
+        given.take("overlap_pipeline", ("overlap_p2p_comm",), _is_true, None)
     _take_positions(given)
     _take_precision(given)
     if given.text("deepspeed") == "True":
