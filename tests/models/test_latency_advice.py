@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ncclscope_models.latency_advice import alternatives
+from ncclscope_models.latency_advice import Alternative, alternatives
 from ncclscope_models.transfer_estimate import GroupShape, MeasuredTransfers, TransferTimes
 
 ALPHA, BANDWIDTH = 50e-6, 10e9
@@ -52,6 +54,54 @@ def test_gathers_between_nodes_with_one_rank_each_have_pat() -> None:
     (pat,) = alternatives(times(of), of, 1 << 14)
     assert pat.attempt.startswith("NCCL_PAT_ENABLE=1")
     assert pat.typical == pytest.approx(ALPHA * 3 / 7 + (1 << 14) / BANDWIDTH, rel=0.02)
+
+
+FLAT = shape(ranks=16, nodes=2, kind="DP")
+
+
+def in_three_steps(**changed: GroupShape) -> dict[str, GroupShape]:
+    return {
+        "scatter": shape("ReduceScatter", ranks=8, nodes=1),
+        "between": shape("AllReduce", ranks=2, nodes=2, kind="DP"),
+        "gather": shape("AllGather", ranks=8, nodes=1),
+        **changed,
+    }
+
+
+def by_nodes(size: int, steps: dict[str, GroupShape], alpha: float = 5e-6) -> list[Alternative]:
+    """On a machine on which each of these steps has a tenth of the latency."""
+    measured = {FLAT: times(FLAT).measured[FLAT]}
+    for each in steps.values():
+        measured[each] = tuple(
+            replace(one, **{name: getattr(one, name) - ALPHA + alpha for name in ("low", "typical", "high")})
+            for one in times(each).measured[each]
+        )
+    return [each for each in alternatives(TransferTimes(measured), FLAT, size) if "in each node" in each.what]
+
+
+def test_an_allreduce_over_nodes_has_the_three_steps_whose_sizes_were_measured() -> None:
+    (found,) = by_nodes(1 << 16, in_three_steps())
+    assert found.by == "measured sizes"
+    assert found.typical == pytest.approx(3 * 5e-6 + (2 + 1 / 8) * (1 << 16) / BANDWIDTH, rel=0.02)
+    assert found.low < found.typical < found.high
+    assert found.attempt == "groups of the 8 ranks of a node, and of one rank of each node"
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "alpha"),
+    [
+        (1 << 23, in_three_steps(), 5e-6),
+        (1 << 16, in_three_steps(), ALPHA),
+        (1 << 16, in_three_steps(gather=shape("AllGather", ranks=4)), 5e-6),
+        (1 << 16, in_three_steps(between=shape("AllReduce", ranks=2, nodes=2, kind="EMBEDDING")), 5e-6),
+        (1 << 12, in_three_steps(), 5e-6),
+    ],
+    ids=["bound_by_bytes", "not_faster", "not_measured", "of_some_gpus_alone", "smaller_than_measured"],
+)
+def test_the_three_steps_are_silent_where_measured_sizes_do_not_say_it(
+    size: int, steps: dict[str, GroupShape], alpha: float
+) -> None:
+    assert by_nodes(size, steps, alpha) == []
 
 
 def test_buckets_of_gradients_that_are_larger_are_known_from_measured_sizes() -> None:
