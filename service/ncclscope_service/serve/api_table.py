@@ -25,7 +25,7 @@ from ncclscope_service.show.traffic_square import TrafficView
 from ncclscope_service.store.plan_records import PlanPattern, PlanRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of a query; all are optional."""
 
@@ -35,7 +35,7 @@ class Parameter:
     place: str = "query"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ApiRoute:
     """One path with one method."""
 
@@ -43,16 +43,16 @@ class ApiRoute:
     """As Starlette takes it, for instance `/api/jobs/{job:path}/ranks/{rank:int}`."""
     operation: str
     """Name of the method that answers it, and of the operation in OpenAPI."""
-    method: str = "GET"
     summary: str
-    body: Any = None
-    """Type of the JSON that it takes; None: it takes none."""
     answer: Any = None
     """Type of the JSON that it answers; None for another media type."""
-    media_type: str = "application/json"
     parameters: tuple[Parameter, ...] = ()
     faults: tuple[tuple[int, str], ...] = ()
     """Other statuses, and when they are given."""
+    method: str = "GET"
+    body: Any = None
+    """Type of the JSON that it takes; None: it takes none."""
+    media_type: str = "application/json"
 
     @property
     def described_path(self) -> str:
@@ -97,274 +97,217 @@ class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 MAX_TIMELINE_SECONDS: Final = 60.0
 """The longest stretch that the timeline is drawn for."""
 
-_JOB: Final = Parameter(name="job", schema={"type": "string"}, description="Only this job; default: all.")
-
-_REFUSED: Final = (
-    (400, "The body is not understood, or says what cannot be done."),
-    (413, "The body is too long."),
-    (503, "The state of before the restart is being restored."),
-)
-
-_NO_JOB: Final = (404, "There is no such job.")
-_NO_GROUP: Final = ((404, "There is no such job or communicator."),)
-_COMMUNICATOR: Final = Parameter(
-    name="communicator",
-    schema={"type": "string"},
-    description="Only this communicator, by the name that the page gives it.",
-)
-
 RANGES: Final = ("recent", "job")
+
+_TEXT: Final = {"type": "string"}
+_NUMBER: Final = {"type": "integer", "minimum": 0}
+_JOB: Final = Parameter("job", _TEXT, "Only this job; default: all.")
+_COMMUNICATOR: Final = Parameter("communicator", _TEXT, "Only this communicator, by the name that the page gives it.")
 _RANGE: Final = Parameter(
-    name="range",
-    schema={"type": "string", "enum": list(RANGES), "default": RANGES[0]},
-    description="What courses over time cover: the last minutes, or the job since its start in fewer, longer buckets.",
+    "range",
+    {"type": "string", "enum": list(RANGES), "default": RANGES[0]},
+    "What courses over time cover: the last minutes, or the job since its start in fewer, longer buckets.",
 )
+
 _BAD_PARAMETER: Final = (400, "A parameter is not understood.")
+_NO_JOB: Final = "There is no such job."
+_NO_GROUP: Final = "There is no such job or communicator."
+
+
+def _post(path: str, operation: str, summary: str, body: object, answer: object) -> ApiRoute:
+    """A route that changes something."""
+    faults = (
+        (400, "The body is not understood, or says what cannot be done."),
+        (413, "The body is too long."),
+        (503, "The state of before the restart is being restored."),
+    )
+    return ApiRoute(path, operation, summary, answer, faults=faults, method="POST", body=body)
+
+
+def _of_job(
+    path: str, operation: str, summary: str, answer: object, *parameters: Parameter, missing: str = _NO_JOB
+) -> ApiRoute:
+    """A route below one job."""
+    faults = ((_BAD_PARAMETER,) if parameters else ()) + ((404, missing),)
+    return ApiRoute(f"/api/jobs/{{job:path}}/{path}", operation, summary, answer, parameters, faults)
+
 
 API_ROUTES: Final[tuple[ApiRoute, ...]] = (
     ApiRoute(
-        path="/api/overview",
-        operation="overview",
-        summary="Everything the live page shows, at one time: jobs, communicators, findings, clocks, agents, health.",
-        answer=Overview,
+        "/api/overview",
+        "overview",
+        "Everything the live page shows, at one time: jobs, communicators, findings, clocks, agents, health.",
+        Overview,
+    ),
+    ApiRoute("/api/findings", "findings", "The latest findings, the open ones first.", list[FindingView], (_JOB,)),
+    ApiRoute(
+        "/api/findings/marks",
+        "marks",
+        "What people said of findings, as far as it holds: acknowledgements and mutes.",
+        MarksView,
+    ),
+    _post(
+        "/api/findings/mark",
+        "mark",
+        "Acknowledges or mutes findings, or takes that back; answers with all marks that hold then.",
+        MarkRequest,
+        MarksView,
     ),
     ApiRoute(
-        path="/api/findings",
-        operation="findings",
-        summary="The latest findings, the open ones first.",
-        answer=list[FindingView],
-        parameters=(_JOB,),
+        "/api/settings",
+        "settings",
+        "The thresholds of the detectors: defaults, bounds, what was given and what was changed since.",
+        SettingsView,
+    ),
+    _post(
+        "/api/settings/change",
+        "change_settings",
+        "Changes thresholds of the detectors from now on, over restarts; answers with all that hold then.",
+        ChangeRequest,
+        SettingsView,
     ),
     ApiRoute(
-        path="/api/findings/marks",
-        operation="marks",
-        summary="What people said of findings, as far as it holds: acknowledgements and mutes.",
-        answer=MarksView,
+        "/api/health",
+        "service_health",
+        "What was understood, lost, skipped or refused so far, and how far behind the service is.",
+        HealthView,
     ),
     ApiRoute(
-        path="/api/findings/mark",
-        operation="mark",
-        method="POST",
-        summary="Acknowledges or mutes findings, or takes that back; answers with all marks that hold then.",
-        body=MarkRequest,
-        answer=MarksView,
-        faults=_REFUSED,
-    ),
-    ApiRoute(
-        path="/api/settings",
-        operation="settings",
-        summary="The thresholds of the detectors: defaults, bounds, what was given and what was changed since.",
-        answer=SettingsView,
-    ),
-    ApiRoute(
-        path="/api/settings/change",
-        operation="change_settings",
-        method="POST",
-        summary="Changes thresholds of the detectors from now on, over restarts; answers with all that hold then.",
-        body=ChangeRequest,
-        answer=SettingsView,
-        faults=_REFUSED,
-    ),
-    ApiRoute(
-        path="/api/health",
-        operation="service_health",
-        summary="What was understood, lost, skipped or refused so far, and how far behind the service is.",
-        answer=HealthView,
-    ),
-    ApiRoute(
-        path="/api/events",
-        operation="events",
-        summary=(
-            "Server-sent events: `overview` (Overview, every second), `finding` (FindingEvent, as it happens, with an "
-            "id) and `health` (HealthView, every five seconds). Begins with the present state, then reports changes."
-        ),
+        "/api/events",
+        "events",
+        "Server-sent events: `overview` (Overview, every second), `finding` (FindingEvent, as it happens, with an "
+        "id) and `health` (HealthView, every five seconds). Begins with the present state, then reports changes.",
         media_type="text/event-stream",
         parameters=(
             Parameter(
-                name="events",
-                schema={"type": "string", "examples": ["finding,health"]},
-                description="Names of events, separated by commas; default: overview,finding.",
+                "events",
+                {"type": "string", "examples": ["finding,health"]},
+                "Names of events, separated by commas; default: overview,finding.",
             ),
             Parameter(
-                name="Last-Event-ID",
+                "Last-Event-ID",
+                _TEXT,
+                "Id of the last event that was received; browsers send it by themselves. What was kept since comes "
+                "first, behind an event `missed` if that is not all.",
                 place="header",
-                schema={"type": "string"},
-                description=(
-                    "Id of the last event that was received; browsers send it by themselves. What was kept since comes "
-                    "first, behind an event `missed` if that is not all."
-                ),
             ),
         ),
         faults=((400, "There is no event of that name."), (503, "There are too many listeners.")),
     ),
     ApiRoute(
-        path="/api/snapshot",
-        operation="snapshot",
+        "/api/snapshot",
+        "snapshot",
+        "The files of `ncclscope snapshot`, as one zip.",
         method="POST",
-        summary="The files of `ncclscope snapshot`, as one zip.",
         media_type="application/zip",
         parameters=(
             _JOB,
             Parameter(
-                name="minutes",
-                schema={"type": "number", "exclusiveMinimum": 0},
-                description="Only the last so many minutes; default: all that is in memory.",
+                "minutes",
+                {"type": "number", "exclusiveMinimum": 0},
+                "Only the last so many minutes; default: all that is in memory.",
             ),
         ),
         faults=(
-            (400, "A parameter is not understood."),
-            _NO_JOB,
+            _BAD_PARAMETER,
+            (404, _NO_JOB),
             (429, "A snapshot is being written."),
             (507, "There is no room to write it."),
         ),
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/communicators/{alias}",
-        operation="communicator",
-        summary="One communicator, by the name that the page gives it: its series, ranks, waits and sizes.",
-        answer=CommunicatorDetail,
-        parameters=(_RANGE,),
-        faults=(_BAD_PARAMETER, *_NO_GROUP),
+    _of_job(
+        "communicators/{alias}",
+        "communicator",
+        "One communicator, by the name that the page gives it: its series, ranks, waits and sizes.",
+        CommunicatorDetail,
+        _RANGE,
+        missing=_NO_GROUP,
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/ranks/{rank:int}",
-        operation="rank",
-        summary="One global rank: where it runs, how it waits, and its part in each of its communicators.",
-        answer=RankDetail,
-        parameters=(_RANGE,),
-        faults=(_BAD_PARAMETER, (404, "There is no such job or rank.")),
+    _of_job(
+        "ranks/{rank:int}",
+        "rank",
+        "One global rank: where it runs, how it waits, and its part in each of its communicators.",
+        RankDetail,
+        _RANGE,
+        missing="There is no such job or rank.",
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/communicators/{alias}/collective",
-        operation="collective",
-        summary="One collective on all its ranks: when each arrived and how long it waited; null if none is in memory.",
-        answer=OneCollective | None,
-        parameters=(
-            Parameter(
-                name="sequence",
-                schema={"type": "integer", "minimum": 0},
-                description="Its number in the communicator; default: the one in which most was lost.",
-            ),
-            Parameter(
-                name="late_rank",
-                schema={"type": "integer", "minimum": 0},
-                description="Of those in which this global rank came last.",
-            ),
+    _of_job(
+        "communicators/{alias}/collective",
+        "collective",
+        "One collective on all its ranks: when each arrived and how long it waited; null if none is in memory.",
+        OneCollective | None,
+        Parameter("sequence", _NUMBER, "Its number in the communicator; default: the one in which most was lost."),
+        Parameter("late_rank", _NUMBER, "Of those in which this global rank came last."),
+        missing=_NO_GROUP,
+    ),
+    _of_job(
+        "timeline",
+        "timeline",
+        "Kernels of some seconds, waiting and transfer apart, with their sums: short neighbours are drawn "
+        "together, and stretches of which nothing is known are named.",
+        Timeline,
+        Parameter(
+            "seconds",
+            {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMELINE_SECONDS, "default": 2},
+            "How long it is.",
         ),
-        faults=(
-            (400, "A parameter is not understood."),
-            (404, "There is no such job or communicator."),
+        Parameter(
+            "until_ns",
+            _NUMBER,
+            "Where it ends, on the reference clock; default: where the waiting of every lane is known.",
         ),
+        Parameter("communicator", _TEXT, "Only this communicator, a lane for each of its ranks."),
+        Parameter("rank", _NUMBER, "Only this rank, a lane for each of its communicators."),
+        missing=_NO_GROUP,
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/timeline",
-        operation="timeline",
-        summary=(
-            "Kernels of some seconds, waiting and transfer apart, with their sums: short neighbours are drawn "
-            "together, and stretches of which nothing is known are named."
-        ),
-        answer=Timeline,
-        parameters=(
-            Parameter(
-                name="seconds",
-                schema={"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMELINE_SECONDS, "default": 2},
-                description="How long it is.",
-            ),
-            Parameter(
-                name="until_ns",
-                schema={"type": "integer", "minimum": 0},
-                description="Where it ends, on the reference clock; default: where the waiting of every lane is known.",
-            ),
-            Parameter(
-                name="communicator",
-                schema={"type": "string"},
-                description="Only this communicator, a lane for each of its ranks.",
-            ),
-            Parameter(
-                name="rank",
-                schema={"type": "integer", "minimum": 0},
-                description="Only this rank, a lane for each of its communicators.",
-            ),
-        ),
-        faults=((400, "A parameter is not understood."), (404, "There is no such job or communicator.")),
+    _of_job(
+        "traffic", "traffic", "Bytes from rank to rank, or from host to host if there are many ranks.", TrafficView
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/traffic",
-        operation="traffic",
-        summary="Bytes from rank to rank, or from host to host if there are many ranks.",
-        answer=TrafficView,
-        faults=(_NO_JOB,),
+    _of_job(
+        "lost-time",
+        "lost_time",
+        "Who holds up whom: the time per step that others lose to each rank, over what is usual.",
+        LostTimeView,
+        _COMMUNICATOR,
+        _RANGE,
+        missing=_NO_GROUP,
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/lost-time",
-        operation="lost_time",
-        summary="Who holds up whom: the time per step that others lose to each rank, over what is usual.",
-        answer=LostTimeView,
-        parameters=(_COMMUNICATOR, _RANGE),
-        faults=(_BAD_PARAMETER, *_NO_GROUP),
+    _of_job(
+        "bandwidth",
+        "bandwidth",
+        "How the bus bandwidth, and the logged bytes, of the communicators in the overview went.",
+        BandwidthView,
+        _RANGE,
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/bandwidth",
-        operation="bandwidth",
-        summary="How the bus bandwidth, and the logged bytes, of the communicators in the overview went.",
-        answer=BandwidthView,
-        parameters=(_RANGE,),
-        faults=(_BAD_PARAMETER, _NO_JOB),
+    _of_job(
+        "layout",
+        "layout",
+        "Where the job runs: its hosts, their ranks and GPUs, and the groups that connect them.",
+        LayoutView,
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/layout",
-        operation="layout",
-        summary="Where the job runs: its hosts, their ranks and GPUs, and the groups that connect them.",
-        answer=LayoutView,
-        faults=(_NO_JOB,),
+    _of_job(
+        "node-graph",
+        "node_graph",
+        "NCCL's graph of each kind of node: GPUs, switches and cards, links with rates and the bytes on them; "
+        "rings and trees.",
+        NodeGraphView,
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/node-graph",
-        operation="node_graph",
-        summary=(
-            "NCCL's graph of each kind of node: GPUs, switches and cards, links with rates and the bytes on them; "
-            "rings and trees."
-        ),
-        answer=NodeGraphView,
-        faults=(_NO_JOB,),
+    _of_job("steps", "steps", "How long the job's steps took since it began.", StepsView),
+    _of_job("sizes", "sizes", "Bus bandwidth against message size, with the limits.", SizePoints),
+    _of_job(
+        "plan",
+        "plan",
+        "What the job should send by its description (`serve --model`), and what it sends; null without one.",
+        PlanRecord | None,
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/steps",
-        operation="steps",
-        summary="How long the job's steps took since it began.",
-        answer=StepsView,
-        faults=(_NO_JOB,),
+    _of_job(
+        "plan/pattern",
+        "plan_pattern",
+        "Who should send how much to whom in an iteration, beside who does; whether expert groups exchange in "
+        "pairs, and the rhythm of blocks; null without a plan.",
+        PlanPattern | None,
     ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/sizes",
-        operation="sizes",
-        summary="Bus bandwidth against message size, with the limits.",
-        answer=SizePoints,
-        faults=(_NO_JOB,),
-    ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/plan",
-        operation="plan",
-        summary="What the job should send by its description (`serve --model`), and what it sends; null without one.",
-        answer=PlanRecord | None,
-        faults=(_NO_JOB,),
-    ),
-    ApiRoute(
-        path="/api/jobs/{job:path}/plan/pattern",
-        operation="plan_pattern",
-        summary=(
-            "Who should send how much to whom in an iteration, beside who does; whether expert groups exchange in "
-            "pairs, and the rhythm of blocks; null without a plan."
-        ),
-        answer=PlanPattern | None,
-        faults=(_NO_JOB,),
-    ),
-    ApiRoute(
-        path="/api/openapi.json",
-        operation="openapi",
-        summary="This description.",
-        answer=dict[str, Any],
-    ),
+    ApiRoute("/api/openapi.json", "openapi", "This description.", dict[str, Any]),
 )
 
 EVENTS: Final = frozenset({"overview", "finding", "health"})
@@ -424,7 +367,7 @@ def _operation(route: ApiRoute, answers: dict[str, Any]) -> dict[str, Any]:
         "summary": route.summary,
         "responses": {"200": {"description": "The answer.", "content": content}, **faults},
     }
-    parts = (Parameter(name=name, place="path", schema={"type": "string"}, description="") for name in route.parts)
+    parts = (Parameter(name, _TEXT, description="", place="path") for name in route.parts)
     if route.body is not None:
         schema = {"$ref": _REFERENCE.format(name=route.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
