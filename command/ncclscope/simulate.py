@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Final, TypedDict, Unpack, cast
+from typing import Any, Final
 
 import click
 
@@ -34,78 +35,10 @@ _LIVE_CHUNK_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 
 
-class _Given(TypedDict):
-    nccl: str
-    nsys: str
-    nodes: int
-    gpus: int
-    tp: int
-    pp: int
-    dp: int | None
-    ep: int
-    ep_dispatch: str
-    cp: int
-    cp_exchange: str
-    order: str
-    sequence_parallel: bool | None
-    zero1: bool
-    zero2: bool
-    fsdp: bool
-    replicate: int
-    deepspeed: int | None
-    shared_world: bool
-    emission: str
-    iterations: int | None
-    seed: int
-    layers: int
-    interleave: int
-    microbatches: int
-    hidden: int
-    sequence: int
-    step_seconds: float
-    compute_cv: float
-    bandwidth_cv: float
-    gpu_speed: str | None
-    contention: str | None
-    noise_correlation: float
-    imbalance: float
-    fault: tuple[str, ...]
-    capture: str
-    chunk_seconds: float | None
-    clock_offset_ms: float
-    clock_drift_ppm: float
-    launch_lead_us: float
-    timestamps: bool | None
-    calls: bool
-    stuck_op_count: bool
-    coalesce: bool
-    broadcast_parameters: bool
-    work_fifo: int | None
-    split: bool | None
-    nvtx: bool
-    cuda_graphs: int | None
-    graphs_per_step: int
-    recapture_every: int | None
-    cuda_graph_trace: str
-    nvtx_payload: bool
-    process_per_node: bool
-    inspector: str | None
-    inspector_verbose: bool
-    inspector_holes: float
-    profiled: str | None
-
-
 _SECTIONS: Final = {
     "What is written": (
-        "out",
-        "nccl",
-        "nsys",
-        "capture",
-        "chunk_seconds",
-        "inspector",
-        "profiled",
-        "inspector_holes",
-        "inspector_verbose",
+        *("out", "nccl", "nsys", "capture", "chunk_seconds"),
+        *("inspector", "profiled", "inspector_holes", "inspector_verbose"),
     ),
     "Machine and parallelism": ("nodes", "gpus", "tp", "pp", "dp", "ep", "cp", "order", "process_per_node"),
     "Time and chance": (
@@ -261,7 +194,7 @@ _SECTIONS: Final = {
 @click.option("--inspector-holes", default=0.0, metavar="RATIO", help="Share of Inspector's records that are lost.")
 @click.option("--live", is_flag=True, help="Write in real time until stopped.")
 @click.option("--for", "seconds", default=None, type=float, help="With --live: stop after this many seconds.")
-def simulate(out: Path, live: bool, seconds: float | None, **given: Unpack[_Given]) -> None:
+def simulate(out: Path, live: bool, seconds: float | None, **given: object) -> None:
     """Simulate a training job: write its NCCL logs, nsys exports and the truth about them.
 
     Logs go to OUT/logs, exports to OUT/nsys/HOST, Inspector dumps to OUT/inspector, PyTorch traces to OUT/kineto, the
@@ -287,78 +220,28 @@ def configuration_of(arguments: Sequence[str]) -> SimulationConfig:
         click.UsageError: the arguments are wrong.
     """
     with simulate.make_context("simulate", list(arguments)) as context:
-        given = dict(context.params)
-        given.pop("out")
-        given.pop("seconds")
-        return _config(cast(_Given, given), bool(given.pop("live")))
+        return _config(context.params, bool(context.params["live"]))
 
 
-def _config(given: _Given, live: bool) -> SimulationConfig:
-    per_replica = max(1, given["tp"] * given["pp"] * given["cp"])
-    world = given["nodes"] * given["gpus"]
-    chunk = given["chunk_seconds"]
-    iterations = given["iterations"]
+def _config(given: Mapping[str, Any], live: bool) -> SimulationConfig:
+    """The job of these options: those that are named as a setting are that setting, the others are read here."""
+    settings = {field.name: given[field.name] for field in fields(SimulationConfig) if field.name in given}
+    if given["dp"] is None:
+        per_replica = max(1, given["tp"] * given["pp"] * given["cp"])
+        settings["dp"] = max(1, given["nodes"] * given["gpus"] // per_replica)
+    if given["iterations"] is None and not live:
+        settings["iterations"] = 10
+    if given["chunk_seconds"] is None and live:
+        settings["chunk_seconds"] = _LIVE_CHUNK_SECONDS
     try:
-        return SimulationConfig(
-            nccl=given["nccl"],
-            nsys=given["nsys"],
-            nodes=given["nodes"],
-            gpus=given["gpus"],
-            tp=given["tp"],
-            pp=given["pp"],
-            dp=max(1, world // per_replica) if given["dp"] is None else given["dp"],
-            ep=given["ep"],
-            ep_dispatch=given["ep_dispatch"],
-            cp=given["cp"],
-            cp_exchange=given["cp_exchange"],
-            order=given["order"],
-            sequence_parallel=given["sequence_parallel"],
-            zero1=given["zero1"],
-            zero2=given["zero2"],
-            fsdp=given["fsdp"],
-            replicate=given["replicate"],
-            deepspeed=given["deepspeed"],
-            shared_world=given["shared_world"],
-            megatron=_megatron(given["emission"]),
-            iterations=10 if iterations is None and not live else iterations,
-            seed=given["seed"],
-            layers=given["layers"],
-            interleave=given["interleave"],
-            microbatches=given["microbatches"],
-            hidden=given["hidden"],
-            sequence=given["sequence"],
-            step_seconds=given["step_seconds"],
-            compute_cv=given["compute_cv"],
-            bandwidth_cv=given["bandwidth_cv"],
-            gpu_speed=None if given["gpu_speed"] is None else parse_gpu_speed(given["gpu_speed"]),
-            contention=None if given["contention"] is None else parse_contention(given["contention"]),
-            noise_correlation=given["noise_correlation"],
-            imbalance=given["imbalance"],
-            faults=parse_faults(given["fault"]),
-            capture=given["capture"],
-            chunk_seconds=_LIVE_CHUNK_SECONDS if chunk is None and live else chunk,
-            clock_offset_ms=given["clock_offset_ms"],
-            clock_drift_ppm=given["clock_drift_ppm"],
-            launch_lead_us=given["launch_lead_us"],
-            timestamps=given["timestamps"],
-            calls=given["calls"],
-            stuck_op_count=given["stuck_op_count"],
-            coalesce=given["coalesce"],
-            broadcast_parameters=given["broadcast_parameters"],
-            work_fifo=given["work_fifo"],
-            split=given["split"],
-            nvtx=given["nvtx"],
-            cuda_graphs=given["cuda_graphs"],
-            graphs_per_step=given["graphs_per_step"],
-            recapture_every=given["recapture_every"],
-            cuda_graph_trace=given["cuda_graph_trace"],
-            nvtx_payload=given["nvtx_payload"],
-            process_per_node=given["process_per_node"],
-            inspector=given["inspector"],
-            inspector_verbose=given["inspector_verbose"],
-            inspector_holes=given["inspector_holes"],
-            profiled=_iterations(given["profiled"]),
-        )
+        settings |= {
+            "megatron": _megatron(given["emission"]),
+            "gpu_speed": None if given["gpu_speed"] is None else parse_gpu_speed(given["gpu_speed"]),
+            "contention": None if given["contention"] is None else parse_contention(given["contention"]),
+            "faults": parse_faults(given["fault"]),
+            "profiled": _iterations(given["profiled"]),
+        }
+        return SimulationConfig(**settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def test_all_faults_of_a_configuration_are_told_at_once() -> None:
 def test_what_cannot_be_is_refused_with_a_sentence(given: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SimulationConfig(**given)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_every_option_is_a_setting_of_that_name_or_is_read_by_itself() -> None:
+    settings = {field.name for field in fields(SimulationConfig)}
+    assert {option.name for option in command.params} - settings == {"out", "live", "seconds", "emission", "fault"}
 
 
 def test_short_versions_stand_for_a_release() -> None:
