@@ -19,8 +19,8 @@ import structlog
 
 from ncclscope import __version__
 from ncclscope.config_file import keys_of_agent, read_table
-from ncclscope.help_text import sectioned
 from ncclscope.logs import configure_logs
+from ncclscope.options import sectioned
 from ncclscope_agent.app import Agent, stop_on_signal
 from ncclscope_agent.budget import BudgetLimits
 from ncclscope_agent.config import AgentSettings, agent_id, flag_of, load, settings_table, variable_of

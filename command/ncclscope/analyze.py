@@ -15,13 +15,9 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from ncclscope.baseline import baseline_option, read_baselines
-from ncclscope.calibration import calibration_option, read_calibrations, step_of, transfers_of
 from ncclscope.config_file import config_option
-from ncclscope.description_files import describe, gpu_option, model_option
 from ncclscope.extras import require_service, require_writable
-from ncclscope.sizes import Sizes, size_options
-from ncclscope.thresholds import Thresholds, threshold_options
+from ncclscope.pipeline_options import PipelineOptions, pipeline_options
 from ncclscope_wire.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
@@ -89,12 +85,7 @@ _NAMED: Final = 5
     show_default="the cores that it may use",
     help="Processes that read files; with more than one, another writes the trace beside the rest.",
 )
-@baseline_option
-@calibration_option
-@model_option
-@gpu_option
-@size_options
-@threshold_options
+@pipeline_options
 def analyze(
     *,
     paths: tuple[Path, ...],
@@ -106,12 +97,7 @@ def analyze(
     seen: Path | None,
     compared: tuple[Path, ...],
     jobs: int,
-    baselines: tuple[Path, ...],
-    calibrations: tuple[Path, ...],
-    models: tuple[Path, ...],
-    gpu: str | None,
-    sizes: Sizes,
-    thresholds: Thresholds,
+    pipeline: PipelineOptions,
 ) -> None:
     """Analyze logs and exports of a finished run. Files under PATHS are recognised by their content.
 
@@ -125,23 +111,10 @@ def analyze(
     from ncclscope_service.job.plan import make_plan  # noqa: PLC0415
     from ncclscope_service.job.plan_pattern import patterns_of  # noqa: PLC0415
     from ncclscope_service.job.step_lines import step_lines  # noqa: PLC0415
-    from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
     bounds = _bounds(iterations)
     require_writable(out, "--out")
-    described = describe(models).completed if models else None
-    read_before = read_calibrations(calibrations)
-    settings = PipelineSettings(
-        sizes=sizes.for_pipeline(),
-        gpus_per_node=sizes.gpus_per_node,
-        baseline=read_baselines(baselines),
-        calibration=transfers_of(read_before),
-        description=described,
-        expected_step=step_of(described, read_before, gpu),
-        gpu=gpu,
-        thresholds=thresholds(),
-        seen_hangs=_seen_hangs(seen, job),
-    )
+    settings = pipeline.settings(seen_hangs=_seen_hangs(seen, job))
     read = partial(run_offline, settings=settings, log_timezone=log_timezone, progress=_progress, jobs=jobs)
     try:
         run = read(list(paths), job=job)
@@ -155,7 +128,7 @@ def analyze(
     drawn = latest_iterations(selection, _TRACED_OPERATIONS) if bounds is None else None
     trace_of = None if drawn is None else select(run.pipeline.store, iterations=drawn)
     write_content(content, out, trace_of=trace_of, trace_beside=jobs > 1)
-    if described is not None:
+    if (described := settings.description) is not None:
         store = run.pipeline.store
         whole = {name: step_lines(store, name, store.operations.rows) for name in store.plans}
         plans = {name: make_plan(name, described, lines) for name, lines in whole.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -61,5 +62,5 @@ def _check_agent(values: dict[str, object]) -> None:
 def _check_serve(file: Path) -> None:
     with serve.make_context("serve", ["--config", str(file)]) as context:
         given = context.params
-        security = Security.from_options(given)
+        security = Security(**{field.name: given[field.name] for field in fields(Security)})
         security.check(listen=address_of(given["listen"], "listen")[0], http=address_of(given["http"], "http")[0])

@@ -5,51 +5,40 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import Final
 
 import click
-
-_SERVICE_PACKAGES: Final = ("plotly", "pyarrow", "starlette", "uvicorn")
 
 
 def require_service() -> None:
     """Ends the command with a sentence if the packages of the service are not installed."""
-    missing = [name for name in _SERVICE_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise click.ClickException(
-            f"this needs the packages of the service ({', '.join(missing)} missing): "
-            "install them with `pip install 'ncclscope[service]'`"
-        )
+    needed = ("plotly", "pyarrow", "starlette", "uvicorn")
+    _require("service", needed, "this needs the packages of the service ({} missing): install them")
 
 
 def require_notify() -> None:
     """Ends the command with a sentence if the package that sends notifications is not installed."""
-    if importlib.util.find_spec("apprise") is None:
-        raise click.ClickException(
-            "addresses of Apprise's need apprise: install it with `pip install 'ncclscope[notify]'`"
-        )
+    _require("notify", ("apprise",), "addresses of Apprise's need apprise: install it")
 
 
 def require_otlp() -> None:
     """Ends the command with a sentence if the package that exports by OTLP is not installed."""
-    if importlib.util.find_spec("opentelemetry") is None:
-        raise click.ClickException(
-            "--otlp needs OpenTelemetry's exporter: install it with `pip install 'ncclscope[otlp]'`"
-        )
+    _require("otlp", ("opentelemetry",), "--otlp needs OpenTelemetry's exporter: install it")
 
 
 def require_models() -> None:
     """Ends the command with a sentence if the packages that learn corrections are not installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("sklearn", "scipy")):
-        raise click.ClickException(
-            "--learn needs scikit-learn and scipy: install them with `pip install 'ncclscope[models]'`"
-        )
+    _require("models", ("sklearn", "scipy"), "--learn needs scikit-learn and scipy: install them")
 
 
 def require_grafana() -> None:
     """Ends the command with a sentence if the package that talks to Grafana is not installed."""
-    if importlib.util.find_spec("grafana_api") is None:
-        raise click.ClickException("this needs grafana-api: install it with `pip install 'ncclscope[grafana]'`")
+    _require("grafana", ("grafana_api",), "this needs grafana-api: install it")
+
+
+def _require(extra: str, modules: tuple[str, ...], sentence: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f"{sentence.format(', '.join(missing))} with `pip install 'ncclscope[{extra}]'`")
 
 
 def require_writable(folder: Path, option: str) -> None:

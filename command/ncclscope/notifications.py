@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import urllib.parse
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from ncclscope.extras import require_notify, require_otlp
+from ncclscope.options import gathered
 
 if TYPE_CHECKING:
     from ncclscope_service.serve.notify import ReceiverSettings
     from ncclscope_service.serve.otlp import Push
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +60,6 @@ class Notifications:
         return (otlp_metrics(self.otlp_url),)
 
 
-def notification_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Adds the options; the command gets them as `notifications`."""
-
-    @functools.wraps(command)
-    def with_notifications(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = {name: kwargs.pop(name) for name in ("webhooks", "apprise_urls", "otlp_url", "least", "public_url")}
-        kwargs["notifications"] = Notifications(**given)  # type: ignore[arg-type]  # click has checked the types
-        return command(*args, **kwargs)
-
-    decorated: Callable[P, R] = with_notifications
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
-
-
 def _checked(_: click.Context, option: click.Parameter, given: str | tuple[str, ...] | None) -> object:
     for url in (given,) if isinstance(given, str) else given or ():
         parts = urllib.parse.urlsplit(url)
@@ -99,7 +80,9 @@ def _secret(context: click.Context, option: click.Parameter, given: tuple[str, .
     return given if option.name == "apprise_urls" else _checked(context, option, given)
 
 
-_OPTIONS = (
+notification_options = gathered(
+    "notifications",
+    Notifications,
     click.option(
         "--webhook",
         "webhooks",
@@ -144,3 +127,4 @@ _OPTIONS = (
         help="Address of the live page in links of notifications; default: --http.",
     ),
 )
+"""Adds the options; the command gets them as `notifications`."""

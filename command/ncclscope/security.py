@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from ncclscope.options import gathered
 from ncclscope_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
     from ncclscope_service.auth.credentials import CredentialFiles
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_NAMES = ("tls_cert", "tls_key", "client_ca", "agent_tokens", "http_tls", "http_client_ca", "http_tokens", "insecure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +27,6 @@ class Security:
     http_client_ca: Path | None
     http_tokens: Path | None
     insecure: bool
-
-    @classmethod
-    def from_options(cls, given: dict[str, Any]) -> Security:
-        """From all options of a command, by name; others are left alone."""
-        return cls(**{name: given[name] for name in _NAMES})
 
     def for_agents(self) -> CredentialFiles:
         """The files of the agents' port."""
@@ -79,23 +68,11 @@ class Security:
             raise click.UsageError("\n".join([*faults, advice]))
 
 
-def security_options(command: Callable[P, R]) -> Callable[..., R]:
-    """Adds the options; the command gets them as `security`."""
-
-    @functools.wraps(command)
-    def with_security(*args: P.args, **options: P.kwargs) -> R:
-        given = {name: options.pop(name) for name in _NAMES}
-        options["security"] = Security(**given)  # type: ignore[arg-type]  # click has checked the types
-        return command(*args, **options)
-
-    decorated: Callable[..., R] = with_security
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
-
-
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_OPTIONS = (
+
+security_options = gathered(
+    "security",
+    Security,
     click.option("--tls-cert", type=_FILE, help="Certificate of this service (PEM). Turns TLS on for both ports."),
     click.option("--tls-key", type=_FILE, help="Private key; default: in the certificate file."),
     click.option(
@@ -121,3 +98,4 @@ _OPTIONS = (
         help="Allow ports on other addresses than loopback without TLS or without authentication.",
     ),
 )
+"""Adds the options; the command gets them as `security`."""

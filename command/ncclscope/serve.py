@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ncclscope import __version__
-from ncclscope.baseline import baseline_option, read_baselines
-from ncclscope.calibration import calibration_option, read_calibrations, step_of, transfers_of
 from ncclscope.config_file import config_option
-from ncclscope.description_files import describe, gpu_option, model_option
 from ncclscope.extras import require_service, require_writable
-from ncclscope.help_text import sectioned
 from ncclscope.logs import configure_logs
 from ncclscope.notifications import Notifications, notification_options
+from ncclscope.options import gathered, sectioned
+from ncclscope.pipeline_options import PipelineOptions, pipeline_options
 from ncclscope.security import Security, security_options
-from ncclscope.sizes import Sizes, size_options
-from ncclscope.thresholds import Thresholds, threshold_options
 
 if TYPE_CHECKING:
     from ncclscope_service.keep.persistence import PersistenceSettings
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 _UNSYNCED_SECONDS: Final = 0.005
 _STATES_PER_JOURNAL: Final = 8
@@ -64,36 +55,16 @@ class Keeping:
         )
 
 
-def keeping_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds the options; the command gets them as `keeping`."""
-
-    @functools.wraps(command)
-    def with_keeping(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        given = {name: kwargs.pop(name) for name in ("journal_fsync", "journal_limit", "state_every", "stop_seconds")}
-        kwargs["keeping"] = Keeping(**given)  # type: ignore[arg-type]  # click has checked the types
-        return command(*args, **kwargs)
-
-    for option in _OPTIONS:
-        with_keeping = option(with_keeping)
-    return with_keeping
-
-
-_OPTIONS: Final = (
+keeping_options: Final = gathered(
+    "keeping",
+    Keeping,
     click.option(
-        "--stop-seconds",
-        type=click.FloatRange(min=1),
-        default=45.0,
+        "--journal-fsync",
+        default="20",
         show_default=True,
-        metavar="SECONDS",
-        help="Time limit for stopping. What is not decided or written by then is left to the next start.",
-    ),
-    click.option(
-        "--state-every",
-        type=click.FloatRange(0.05),
-        default=5.0,
-        show_default=True,
-        metavar="MINUTES",
-        help="Write the state at least this often. A restart repeats at most this much work.",
+        metavar="MS|off",
+        help="How long batches wait to be synced to disk together, before they are acknowledged. off: "
+        "do not sync; a power loss may lose acknowledged data.",
     ),
     click.option(
         "--journal-limit",
@@ -104,14 +75,23 @@ _OPTIONS: Final = (
         help="Size limit of the journal on disk. The state is written after every eighth of it.",
     ),
     click.option(
-        "--journal-fsync",
-        default="20",
+        "--state-every",
+        type=click.FloatRange(0.05),
+        default=5.0,
         show_default=True,
-        metavar="MS|off",
-        help="How long batches wait to be synced to disk together, before they are acknowledged. off: "
-        "do not sync; a power loss may lose acknowledged data.",
+        metavar="MINUTES",
+        help="Write the state at least this often. A restart repeats at most this much work.",
+    ),
+    click.option(
+        "--stop-seconds",
+        type=click.FloatRange(min=1),
+        default=45.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Time limit for stopping. What is not decided or written by then is left to the next start.",
     ),
 )
+"""Adds the options; the command gets them as `keeping`."""
 
 
 def _group_seconds(text: str) -> float | None:
@@ -199,12 +179,7 @@ _SECTIONS: Final = {
     help="Format of the service's own log on stderr. auto: text at a terminal, else JSON.",
 )
 @security_options
-@baseline_option
-@calibration_option
-@model_option
-@gpu_option
-@size_options
-@threshold_options
+@pipeline_options
 @notification_options
 def serve(
     *,
@@ -218,12 +193,7 @@ def serve(
     security: Security,
     keep_snapshots: int,
     job_silence: float,
-    baselines: tuple[Path, ...],
-    calibrations: tuple[Path, ...],
-    models: tuple[Path, ...],
-    gpu: str | None,
-    sizes: Sizes,
-    thresholds: Thresholds,
+    pipeline: PipelineOptions,
     notifications: Notifications,
 ) -> None:
     """Run the service: it takes data from agents and serves the live page, /metrics and the API."""
@@ -233,7 +203,6 @@ def serve(
 
     from ncclscope_service.app import ServiceSettings, run_service  # noqa: PLC0415
     from ncclscope_service.serve.listen import ListenSettings  # noqa: PLC0415
-    from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
     agents_host, agents_port = address_of(listen, "--listen")
     http_host, http_port = address_of(http, "--http")
@@ -241,7 +210,6 @@ def serve(
     require_writable(data, "--data")
     if snapshot_on_end is not None:
         require_writable(snapshot_on_end, "--snapshot-on-end")
-    described, read_before = describe(models).completed if models else None, read_calibrations(calibrations)
     settings = ServiceSettings(
         version=__version__,
         agents=ListenSettings(host=agents_host, port=agents_port),
@@ -252,17 +220,8 @@ def serve(
         http_files=security.for_http(),
         data=data,
         persistence=keeping.for_service(),
-        pipeline=PipelineSettings(
-            sizes=sizes.for_pipeline(),
-            gpus_per_node=sizes.gpus_per_node,
-            baseline=read_baselines(baselines),
-            calibration=transfers_of(read_before),
-            description=described,
-            expected_step=step_of(described, read_before, gpu),
-            gpu=gpu,
-            thresholds=thresholds(),
-        ),
-        read_thresholds=thresholds,
+        pipeline=pipeline.settings(),
+        read_thresholds=pipeline.thresholds,
         receivers=notifications.for_service(),
         push_metrics=notifications.pushers(),
         public_url=notifications.public_url,

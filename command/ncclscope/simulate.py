@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from ncclscope.help_text import sectioned
+from ncclscope.options import sectioned
 from ncclscope_simulator import (
     CONTEXT_EXCHANGES,
     EXPERT_DISPATCHERS,

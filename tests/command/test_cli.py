@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from ncclscope import __version__
 from ncclscope.cli import main
-from ncclscope.help_text import SectionedCommand
+from ncclscope.options import SectionedCommand
 
 _SUBCOMMANDS = ["demo", "analyze", "agent", "serve", "snapshot", "simulate"]
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from ncclscope.analyze import analyze
 from ncclscope.cli import main
 from ncclscope.config_file import keys_of_agent, keys_of_command, read_table, read_thresholds, schema
+from ncclscope.pipeline_options import Thresholds
 from ncclscope.serve import serve
-from ncclscope.thresholds import Thresholds
 from ncclscope_agent.config import load
 from ncclscope_wire.errors import ConfigError
 

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from ncclscope.sizes import Sizes, size_options
+from ncclscope.pipeline_options import Sizes, size_options
 from ncclscope_service.store.settings import Sizes as PipelineSizes
 
 
