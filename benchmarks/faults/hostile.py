@@ -6,13 +6,12 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from benchmarks.faults.processes import Running
-from benchmarks.faults.world import Result, World, repeated
+from benchmarks.faults.world import Faults, Result, World, repeated
 from benchmarks.hostile_writer import hostile_lines
 
 from ncclscope_service.intake.limits import TOO_MANY_NAMES
@@ -23,6 +22,10 @@ _OVERLOAD_SECONDS: Final = 10.0
 _OVERLOAD_RATE: Final = 8_000
 
 
+HOSTILE: Final = Faults()
+
+
+@HOSTILE.alone(2)
 def hostile_writer(folder: Path, times: int) -> Result:
     """Another agent, with its own token, sends names without end (20,000 lines/s for 4 s); kill -9 of the service."""
     tokens = {who: f"{who}-token-0123456789" for who in ("honest", "evil")}
@@ -64,21 +67,18 @@ def hostile_writer(folder: Path, times: int) -> Result:
     return result
 
 
-def overload(folder: Path, times: int) -> Result:
+@HOSTILE.add(2, 0.5, 1.5, rate=_OVERLOAD_RATE, agent=("--window-bytes", "262144"))
+def overload(world: World) -> None:
     """For 10 s the service gets a tenth of a core, at 8,000 operations/s: what it has no time for waits in the logs."""
-
-    def starve(world: World) -> None:
-        until = time.monotonic() + _OVERLOAD_SECONDS
-        while time.monotonic() < until:
-            world.service.signal(signal.SIGSTOP)
-            time.sleep(0.45)
-            world.service.signal(signal.SIGCONT)
-            time.sleep(0.05)
-
-    world = World(folder, rate=_OVERLOAD_RATE, agent=("--window-bytes", "262144"))
-    return repeated(world, times, starve, 0.5, 1.5)
+    until = time.monotonic() + _OVERLOAD_SECONDS
+    while time.monotonic() < until:
+        world.service.signal(signal.SIGSTOP)
+        time.sleep(0.45)
+        world.service.signal(signal.SIGCONT)
+        time.sleep(0.05)
 
 
+@HOSTILE.alone(10)
 def released_logs(folder: Path, times: int) -> Result:
     """Logs are released as they are read, links among them lead to another's file; kill -9 of the agent."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,11 +97,3 @@ def released_logs(folder: Path, times: int) -> Result:
     released = sum(max(0, each.st_size - 512 * each.st_blocks) for each in looked_at)
     changed = "" if victim.read_bytes() == content else " **the other's file was changed**;"
     return replace(result, note=f"{result.note}{changed} {released / 1e6:.0f} MB were released".strip())
-
-
-HOSTILE: Final[dict[str, tuple[Callable[[Path, int], Result], int]]] = {
-    "hostile_writer": (hostile_writer, 2),
-    "overload": (overload, 2),
-    "released_logs": (released_logs, 10),
-}
-"""By name, with how often each is done."""

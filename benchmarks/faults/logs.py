@@ -7,80 +7,66 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from benchmarks.faults.processes import Hooks
-from benchmarks.faults.world import Result, World, repeated
+from benchmarks.faults.world import Faults, World
+
+LOGS: Final = Faults()
 
 
-def renamed_logs(folder: Path, times: int) -> Result:
+@LOGS.add(20, 0.3, 1.5)
+def renamed_logs(world: World) -> None:
     """Logs are renamed and begun again."""
-    return repeated(World(folder), times, lambda world: world.writer.rotate(world.random.randrange(4)), 0.3, 1.5)
+    world.writer.rotate(world.random.randrange(4))
 
 
-def truncated_logs(folder: Path, times: int) -> Result:
+@LOGS.add(6, 2.0, 3.5)
+def truncated_logs(world: World) -> None:
     """Logs are copied and emptied while their writer is quiet for two seconds."""
-    return repeated(
-        World(folder), times, lambda world: world.writer.copy_and_truncate(world.random.randrange(4)), 2.0, 3.5
+    world.writer.copy_and_truncate(world.random.randrange(4))
+
+
+@LOGS.add(10, 0.5, 1.5)
+def emptied_unread(world: World) -> None:
+    """A log is emptied while its writer is busy and its agent stands still: what was not read is gone."""
+    _miss(
+        world,
+        away=lambda: world.agent.signal(signal.SIGSTOP),
+        spoil=world.writer.empty,
+        back=lambda: world.agent.signal(signal.SIGCONT),
     )
 
 
-def emptied_unread(folder: Path, times: int) -> Result:
-    """A log is emptied while its writer is busy and its agent stands still: what was not read is gone."""
-
-    def miss(world: World) -> None:
-        _miss(
-            world,
-            away=lambda: world.agent.signal(signal.SIGSTOP),
-            spoil=world.writer.empty,
-            back=lambda: world.agent.signal(signal.SIGCONT),
-        )
-
-    return repeated(World(folder), times, miss, 0.5, 1.5)
-
-
-def begun_again_in_place(folder: Path, times: int) -> Result:
+@LOGS.add(10, 0.5, 1.5)
+def begun_again_in_place(world: World) -> None:
     """The agent is killed, and a job begins its log again in place (mode "w") before the next one reads its rest."""
-    return _missed_by_killed(folder, times, lambda world, number: world.writer.begin_again(number))
+    _miss_by_killed(world, world.writer.begin_again)
 
 
-def deleted_unread(folder: Path, times: int) -> Result:
+@LOGS.add(10, 0.5, 1.5)
+def deleted_unread(world: World) -> None:
     """The agent is killed, and a log is renamed and deleted before the next one reads its rest."""
 
-    def delete(world: World, number: int) -> None:
+    def delete(number: int) -> None:
         world.writer.rotate(number)
         for path in world.writer.rotated():
             path.unlink()
 
-    return _missed_by_killed(folder, times, delete)
+    _miss_by_killed(world, delete)
 
 
-def slow_disk_of_logs(folder: Path, times: int) -> Result:
+@LOGS.add(6, 1.0, 4.0, agent_hooks=Hooks(read_bytes_per_s=1e6))
+def slow_disk_of_logs(world: World) -> None:
     """Logs are read at 1 MB/s at most, and grow by half as much; kill -9 of the agent besides."""
-    world = World(folder, agent_hooks=Hooks(read_bytes_per_s=1e6))
-    return repeated(world, times, World.restart_agent, 1.0, 4.0)
+    world.restart_agent()
 
 
-LOGS: Final[dict[str, tuple[Callable[[Path, int], Result], int]]] = {
-    "renamed_logs": (renamed_logs, 20),
-    "truncated_logs": (truncated_logs, 6),
-    "emptied_unread": (emptied_unread, 10),
-    "begun_again_in_place": (begun_again_in_place, 10),
-    "deleted_unread": (deleted_unread, 10),
-    "slow_disk_of_logs": (slow_disk_of_logs, 6),
-}
-"""By name, with how often each is done."""
+def _miss_by_killed(world: World, spoil: Callable[[int], None]) -> None:
+    def back() -> None:
+        world.agent = world.start_agent()
 
-
-def _missed_by_killed(folder: Path, times: int, spoil: Callable[[World, int], None]) -> Result:
-    def miss(world: World) -> None:
-        def back() -> None:
-            world.agent = world.start_agent()
-
-        _miss(world, away=world.agent.kill, spoil=lambda number: spoil(world, number), back=back)
-
-    return repeated(World(folder), times, miss, 0.5, 1.5)
+    _miss(world, away=world.agent.kill, spoil=spoil, back=back)
 
 
 def _miss(world: World, *, away: Callable[[], None], spoil: Callable[[int], None], back: Callable[[], None]) -> None:

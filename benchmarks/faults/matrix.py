@@ -16,157 +16,10 @@ from benchmarks.faults.processes import SLOW_DISK, Hooks
 from benchmarks.faults.proxy import Weather
 from benchmarks.faults.spooled import SPOOLED
 from benchmarks.faults.wire import Wire, wired
-from benchmarks.faults.world import Result, World, repeated, small_disk
+from benchmarks.faults.world import Faults, Result, World, repeated, small_disk
 
-Fault = Callable[[Path, int], Result]
-
-
-def killed_service(folder: Path, times: int) -> Result:
-    """kill -9 of the service."""
-    return repeated(World(folder), times, World.restart_service, 0.05, 1.2)
-
-
-def killed_agent(folder: Path, times: int) -> Result:
-    """kill -9 of the agent."""
-    return repeated(World(folder), times, World.restart_agent, 0.05, 1.2)
-
-
-def killed_both(folder: Path, times: int) -> Result:
-    """kill -9 of both at once."""
-
-    def both(world: World) -> None:
-        world.service.kill()
-        world.restart_agent()
-        world.service = world.start_service()
-
-    return repeated(World(folder), times, both, 0.05, 1.5)
-
-
-def cut(folder: Path, times: int) -> Result:
-    """Connections are reset, and refused for 0.1 to 1 s."""
-    return repeated(World(folder, with_proxy=True), times, _weather(Weather.CUT, 0.1, 1.0), 0.3, 1.5)
-
-
-def half_open(folder: Path, times: int) -> Result:
-    """The service's end is closed, the agent's end stays and hears nothing: it gives up after 20 s."""
-
-    def half(world: World) -> None:
-        assert world.proxy is not None
-        world.proxy.half_open()
-        time.sleep(22)
-        world.proxy.weather = Weather.CLEAR
-
-    return repeated(World(folder, with_proxy=True), times, half, 0.5, 1.5)
-
-
-def black_hole(folder: Path, times: int) -> Result:
-    """Nothing passes for 3 to 25 s, and nobody is told."""
-    return repeated(World(folder, with_proxy=True), times, _weather(Weather.BLACK_HOLE, 3, 25), 0.5, 1.5)
-
-
-def late_and_reset(folder: Path, times: int) -> Result:
-    """Every piece is late by up to 0.3 s, with resets in between: old and new connections overlap."""
-    return repeated(World(folder, with_proxy=True), times, _weather(Weather.SLOW, 3, 5), 0.2, 1.0)
-
-
-def turned_on_the_way(folder: Path, times: int) -> Result:
-    """For 2 to 5 s, one byte of each tenth piece between agent and service is another."""
-    return repeated(World(folder, with_proxy=True), times, _weather(Weather.TURNED, 2, 5), 0.3, 1.5)
-
-
-def clock_of_service(folder: Path, times: int) -> Result:
-    """The service's wall clock is set by up to an hour, forth and back."""
-    clock = _clock(folder)
-    world = World(folder, service_hooks=Hooks(clock_file=clock))
-    return repeated(world, times, lambda known: _set(clock, known), 0.5, 2.0)
-
-
-def clock_of_agent(folder: Path, times: int) -> Result:
-    """The agent's wall clock is set by up to an hour, forth and back."""
-    clock = _clock(folder)
-    world = World(folder, agent_hooks=Hooks(clock_file=clock))
-    return repeated(world, times, lambda known: _set(clock, known), 0.5, 2.0)
-
-
-def torn_journal(folder: Path, times: int) -> Result:
-    """After kill -9, up to 20 kB of the journal's end are gone, as after a loss of power with a disk that lied."""
-
-    def tear(world: World) -> None:
-        world.service.kill()
-        newest = max((world.data / "journal").glob("*.journal"), default=None)
-        if newest is not None:
-            size = newest.stat().st_size
-            os.truncate(newest, max(0, size - world.random.randrange(1, 20_000)))
-        world.service = world.start_service()
-
-    return repeated(World(folder), times, tear, 0.5, 1.5)
-
-
-def turned_journal(folder: Path, times: int) -> Result:
-    """After kill -9, one byte of the journal, anywhere, is another."""
-
-    def turn(world: World) -> None:
-        world.service.kill()
-        paths = sorted((world.data / "journal").glob("*.journal"))
-        if paths:
-            _turn_a_byte(world, world.random.choice(paths))
-        world.service = world.start_service()
-
-    return repeated(World(folder), times, turn, 0.5, 1.5)
-
-
-def turned_state(folder: Path, times: int) -> Result:
-    """After kill -9, one byte of the newest state file is another."""
-
-    def turn(world: World) -> None:
-        world.service.kill()
-        newest = max((world.data / "state").glob("*.state"), default=None)
-        if newest is not None:
-            _turn_a_byte(world, newest)
-        world.service = world.start_service()
-
-    return repeated(World(folder, serve=("--state-every", "0.05")), times, turn, 3.5, 5.0)
-
-
-def outage_with_spool(folder: Path, times: int) -> Result:
-    """No service for 4 s: logs are rotated and deleted meanwhile, the agent is killed, and its spool has the rest."""
-
-    def outage(world: World) -> None:
-        world.service.kill()
-        for number in range(4):
-            world.writer.rotate(number)
-        time.sleep(2.5)
-        for path in world.writer.rotated():
-            path.unlink()
-        world.restart_agent()
-        time.sleep(1.5)
-        world.service = world.start_service()
-        world.recovered()
-
-    return repeated(_spooling(folder), times, outage, 0.5, 1.5)
-
-
-def torn_spool(folder: Path, times: int) -> Result:
-    """Service and agent are killed, and up to 5 kB of the end of a file of the spool are gone."""
-
-    def tear(world: World) -> None:
-        def tear_one(path: Path) -> None:
-            os.truncate(path, max(0, path.stat().st_size - world.random.randrange(1, 5000)))
-
-        _spoil_spool(world, tear_one)
-
-    return repeated(_spooling(folder), times, tear, 0.5, 1.5)
-
-
-def turned_spool(folder: Path, times: int) -> Result:
-    """Service and agent are killed, and a byte of a file of the spool is another."""
-    return repeated(
-        _spooling(folder),
-        times,
-        lambda world: _spoil_spool(world, lambda path: _turn_a_byte(world, path)),
-        0.5,
-        1.5,
-    )
+_FIRST, _MORE, _WIRE, _LAST = Faults(), Faults(), Faults(), Faults()
+"""In the order of the table; faults of logs, spools and enemies are among them."""
 
 
 def _spooling(folder: Path) -> World:
@@ -184,6 +37,179 @@ def _spoil_spool(world: World, spoil: Callable[[Path], None]) -> None:
     world.service = world.start_service()
 
 
+def _weather(world: World, weather: Weather, least: float, most: float) -> None:
+    assert world.proxy is not None
+    world.proxy.weather = weather
+    world.pause(least, most)
+    world.proxy.weather = Weather.CLEAR
+
+
+def _exporting(folder: Path) -> World:
+    (folder / "exports").mkdir()
+    return World(folder)
+
+
+def _clock(folder: Path) -> Path:
+    clock = folder / "clock"
+    clock.write_text("0")
+    return clock
+
+
+def _set_clock(world: World) -> None:
+    clock = world.folder / "clock"
+    clock.with_suffix(".new").write_text(str(world.random.uniform(-3600, 3600)))
+    clock.with_suffix(".new").replace(clock)
+
+
+def _turn_a_byte(world: World, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[world.random.randrange(len(data))] ^= world.random.randrange(1, 256)
+    path.write_bytes(data)
+
+
+def _over_wire(times: int) -> Callable[[Callable[[World, Wire], None]], Callable[[World, Wire], None]]:
+    """Adds a fault of a cable between agent and service."""
+
+    def add(fault: Callable[[World, Wire], None]) -> Callable[[World, Wire], None]:
+        def done(folder: Path, often: int) -> Result:
+            with wired() as wire:
+                return repeated(World(folder, wire=wire), often, lambda world: fault(world, wire), 0.5, 1.5)
+
+        done.__doc__ = fault.__doc__
+        _WIRE[fault.__name__] = done, times
+        return fault
+
+    return add
+
+
+@_FIRST.add(150, 0.05, 1.2)
+def killed_service(world: World) -> None:
+    """kill -9 of the service."""
+    world.restart_service()
+
+
+@_FIRST.add(80, 0.05, 1.2)
+def killed_agent(world: World) -> None:
+    """kill -9 of the agent."""
+    world.restart_agent()
+
+
+@_FIRST.add(40, 0.05, 1.5)
+def killed_both(world: World) -> None:
+    """kill -9 of both at once."""
+    world.service.kill()
+    world.restart_agent()
+    world.service = world.start_service()
+
+
+@_FIRST.add(30, 0.3, 1.5, with_proxy=True)
+def cut(world: World) -> None:
+    """Connections are reset, and refused for 0.1 to 1 s."""
+    _weather(world, Weather.CUT, 0.1, 1.0)
+
+
+@_FIRST.add(2, 0.5, 1.5, with_proxy=True)
+def half_open(world: World) -> None:
+    """The service's end is closed, the agent's end stays and hears nothing: it gives up after 20 s."""
+    assert world.proxy is not None
+    world.proxy.half_open()
+    time.sleep(22)
+    world.proxy.weather = Weather.CLEAR
+
+
+@_FIRST.add(3, 0.5, 1.5, with_proxy=True)
+def black_hole(world: World) -> None:
+    """Nothing passes for 3 to 25 s, and nobody is told."""
+    _weather(world, Weather.BLACK_HOLE, 3, 25)
+
+
+@_FIRST.add(6, 0.2, 1.0, with_proxy=True)
+def late_and_reset(world: World) -> None:
+    """Every piece is late by up to 0.3 s, with resets in between: old and new connections overlap."""
+    _weather(world, Weather.SLOW, 3, 5)
+
+
+@_FIRST.add(10, 0.3, 1.5, with_proxy=True)
+def turned_on_the_way(world: World) -> None:
+    """For 2 to 5 s, one byte of each tenth piece between agent and service is another."""
+    _weather(world, Weather.TURNED, 2, 5)
+
+
+@_FIRST.add(10, 0.5, 2.0, lambda folder: World(folder, service_hooks=Hooks(clock_file=_clock(folder))))
+def clock_of_service(world: World) -> None:
+    """The service's wall clock is set by up to an hour, forth and back."""
+    _set_clock(world)
+
+
+@_FIRST.add(10, 0.5, 2.0, lambda folder: World(folder, agent_hooks=Hooks(clock_file=_clock(folder))))
+def clock_of_agent(world: World) -> None:
+    """The agent's wall clock is set by up to an hour, forth and back."""
+    _set_clock(world)
+
+
+@_FIRST.add(20, 0.5, 1.5)
+def torn_journal(world: World) -> None:
+    """After kill -9, up to 20 kB of the journal's end are gone, as after a loss of power with a disk that lied."""
+    world.service.kill()
+    newest = max((world.data / "journal").glob("*.journal"), default=None)
+    if newest is not None:
+        size = newest.stat().st_size
+        os.truncate(newest, max(0, size - world.random.randrange(1, 20_000)))
+    world.service = world.start_service()
+
+
+@_FIRST.add(20, 0.5, 1.5)
+def turned_journal(world: World) -> None:
+    """After kill -9, one byte of the journal, anywhere, is another."""
+    world.service.kill()
+    paths = sorted((world.data / "journal").glob("*.journal"))
+    if paths:
+        _turn_a_byte(world, world.random.choice(paths))
+    world.service = world.start_service()
+
+
+@_FIRST.add(6, 3.5, 5.0, serve=("--state-every", "0.05"))
+def turned_state(world: World) -> None:
+    """After kill -9, one byte of the newest state file is another."""
+    world.service.kill()
+    newest = max((world.data / "state").glob("*.state"), default=None)
+    if newest is not None:
+        _turn_a_byte(world, newest)
+    world.service = world.start_service()
+
+
+@_FIRST.add(10, 0.5, 1.5, _spooling)
+def outage_with_spool(world: World) -> None:
+    """No service for 4 s: logs are rotated and deleted meanwhile, the agent is killed, and its spool has the rest."""
+    world.service.kill()
+    for number in range(4):
+        world.writer.rotate(number)
+    time.sleep(2.5)
+    for path in world.writer.rotated():
+        path.unlink()
+    world.restart_agent()
+    time.sleep(1.5)
+    world.service = world.start_service()
+    world.recovered()
+
+
+@_FIRST.add(15, 0.5, 1.5, _spooling)
+def torn_spool(world: World) -> None:
+    """Service and agent are killed, and up to 5 kB of the end of a file of the spool are gone."""
+
+    def tear_one(path: Path) -> None:
+        os.truncate(path, max(0, path.stat().st_size - world.random.randrange(1, 5000)))
+
+    _spoil_spool(world, tear_one)
+
+
+@_FIRST.add(15, 0.5, 1.5, _spooling)
+def turned_spool(world: World) -> None:
+    """Service and agent are killed, and a byte of a file of the spool is another."""
+    _spoil_spool(world, lambda path: _turn_a_byte(world, path))
+
+
+@_FIRST.alone(4)
 def full_disk(folder: Path, times: int) -> Result:
     """No room on the service's disk for 3 s (a tmpfs that a file fills)."""
     with small_disk(folder, 300) as data:
@@ -204,69 +230,56 @@ def full_disk(folder: Path, times: int) -> Result:
         return repeated(World(folder, data=data, serve=("--state-every", "0.5")), times, fill, 0.5, 1.5)
 
 
-def slow_disk(folder: Path, times: int) -> Result:
+@_FIRST.add(5, 3.0, 15.0, service_hooks=SLOW_DISK)
+def slow_disk(world: World) -> None:
     """The disk of the service syncs in 5 s and reads 1 MB/s; kill -9 of the service besides."""
-    world = World(folder, service_hooks=SLOW_DISK)
-    return repeated(world, times, World.restart_service, 3.0, 15.0)
+    world.restart_service()
 
 
-def two_agents(folder: Path, times: int) -> Result:
+@_FIRST.add(4, 0.5, 1.5)
+def two_agents(world: World) -> None:
     """A second agent of the same name follows the same files for a while."""
-
-    def second(world: World) -> None:
-        other = world.start_agent()
-        world.pause(2, 4)
-        other.end()
-
-    return repeated(World(folder), times, second, 0.5, 1.5)
+    other = world.start_agent()
+    world.pause(2, 4)
+    other.end()
 
 
-def two_services(folder: Path, times: int) -> Result:
+@_FIRST.add(10, 0.2, 1.0)
+def two_services(world: World) -> None:
     """A second service is started on the same folder: it must refuse."""
-
-    def second(world: World) -> None:
-        other = world.start_service()
-        world.wait_for(lambda: not other.is_running, 120)
-        if other.status in (0, None):
-            world.note += f" the second service ended with {other.status};"
-            other.kill()
-
-    return repeated(World(folder), times, second, 0.2, 1.0)
+    other = world.start_service()
+    world.wait_for(lambda: not other.is_running, 120)
+    if other.status in (0, None):
+        world.note += f" the second service ended with {other.status};"
+        other.kill()
 
 
-def bad_exports(folder: Path, times: int) -> Result:
+@_MORE.add(12, 0.3, 1.0, _exporting)
+def bad_exports(world: World) -> None:
     """Exports appear that shrink, vanish while they are read, or are never finished."""
-
-    def spoil(world: World) -> None:
-        exports = folder / "exports"
-        data = b"SQLite format 3\0" + world.random.randbytes(200_000)
-        path = exports / f"report{world.times}.sqlite"
-        path.write_bytes(data)
-        world.pause(0.2, 0.8)
-        what = world.times % 3
-        if what == 0:
-            os.truncate(path, 5000)
-        elif what == 1:
-            path.unlink()
-        else:
-            (exports / f"report{world.times}.sqlite-journal").write_bytes(data[:512])
-
-    (folder / "exports").mkdir(parents=True, exist_ok=True)
-    return repeated(World(folder), times, spoil, 0.3, 1.0)
+    exports = world.folder / "exports"
+    data = b"SQLite format 3\0" + world.random.randbytes(200_000)
+    path = exports / f"report{world.times}.sqlite"
+    path.write_bytes(data)
+    world.pause(0.2, 0.8)
+    what = world.times % 3
+    if what == 0:
+        os.truncate(path, 5000)
+    elif what == 1:
+        path.unlink()
+    else:
+        (exports / f"report{world.times}.sqlite-journal").write_bytes(data[:512])
 
 
-def slow_service(folder: Path, times: int) -> Result:
+@_MORE.add(4, 0.5, 1.5, rate=5_000, agent=("--window-bytes", "262144"))
+def slow_service(world: World) -> None:
     """The service stands still for 2 to 5 s at 5,000 operations/s; its agent holds a window of 256 KiB."""
-
-    def stop(world: World) -> None:
-        world.service.signal(signal.SIGSTOP)
-        world.pause(2, 5)
-        world.service.signal(signal.SIGCONT)
-
-    world = World(folder, rate=5_000, agent=("--window-bytes", "262144"))
-    return repeated(world, times, stop, 0.5, 1.5)
+    world.service.signal(signal.SIGSTOP)
+    world.pause(2, 5)
+    world.service.signal(signal.SIGCONT)
 
 
+@_LAST.alone(1)
 def soak(folder: Path, times: int) -> Result:
     """72 hours on clocks that run 432 times as fast (10 minutes); logs are rotated, old ones deleted, every 6 hours."""
     clock = folder / "clock"
@@ -287,109 +300,36 @@ def soak(folder: Path, times: int) -> Result:
     return world.finish()
 
 
-def pulled_cable(folder: Path, times: int) -> Result:
+@_over_wire(6)
+def pulled_cable(world: World, wire: Wire) -> None:
     """The cable between agent and service is out for 3 to 25 s: TCP sends again, or the agent gives up after 20 s."""
-
-    def pull(world: World, wire: Wire) -> None:
-        wire.pull()
-        world.pause(3, 25)
-        wire.plug()
-
-    return _over_wire(folder, times, pull, 0.5, 1.5)
+    wire.pull()
+    world.pause(3, 25)
+    wire.plug()
 
 
-def pulled_and_killed(folder: Path, times: int) -> Result:
+@_over_wire(6)
+def pulled_and_killed(world: World, wire: Wire) -> None:
     """The cable is out while the service is killed and started anew: the agent's connection is half open."""
-
-    def pull(world: World, wire: Wire) -> None:
-        wire.pull()
-        world.restart_service()
-        world.pause(1, 8)
-        wire.plug()
-
-    return _over_wire(folder, times, pull, 0.5, 1.5)
+    wire.pull()
+    world.restart_service()
+    world.pause(1, 8)
+    wire.plug()
 
 
-def bad_wire(folder: Path, times: int) -> Result:
+@_over_wire(6)
+def bad_wire(world: World, wire: Wire) -> None:
     """Segments are late and lost for 5 to 15 s (netem: disordered and doubled too); the service is killed meanwhile."""
-
-    def spoil(world: World, wire: Wire) -> None:
-        how = wire.spoil()
-        if f"by {how}" not in world.note:
-            world.note += f" by {how};"
-        world.pause(2, 7)
-        world.restart_service()
-        world.pause(3, 8)
-        wire.mend()
-
-    return _over_wire(folder, times, spoil, 0.5, 1.5)
+    how = wire.spoil()
+    if f"by {how}" not in world.note:
+        world.note += f" by {how};"
+    world.pause(2, 7)
+    world.restart_service()
+    world.pause(3, 8)
+    wire.mend()
 
 
-FAULTS: Final[dict[str, tuple[Fault, int]]] = {
-    "killed_service": (killed_service, 150),
-    "killed_agent": (killed_agent, 80),
-    "killed_both": (killed_both, 40),
-    "cut": (cut, 30),
-    "half_open": (half_open, 2),
-    "black_hole": (black_hole, 3),
-    "late_and_reset": (late_and_reset, 6),
-    "turned_on_the_way": (turned_on_the_way, 10),
-    "clock_of_service": (clock_of_service, 10),
-    "clock_of_agent": (clock_of_agent, 10),
-    "torn_journal": (torn_journal, 20),
-    "turned_journal": (turned_journal, 20),
-    "turned_state": (turned_state, 6),
-    "outage_with_spool": (outage_with_spool, 10),
-    "torn_spool": (torn_spool, 15),
-    "turned_spool": (turned_spool, 15),
-    "full_disk": (full_disk, 4),
-    "slow_disk": (slow_disk, 5),
-    "two_agents": (two_agents, 4),
-    "two_services": (two_services, 10),
-    **LOGS,
-    "bad_exports": (bad_exports, 12),
-    "slow_service": (slow_service, 4),
-    **SPOOLED,
-    **HOSTILE,
-    "pulled_cable": (pulled_cable, 6),
-    "pulled_and_killed": (pulled_and_killed, 6),
-    "bad_wire": (bad_wire, 6),
-    "soak": (soak, 1),
-}
-"""By name, with how often each is done."""
-
-
-def _over_wire(folder: Path, times: int, fault: Callable[[World, Wire], None], least: float, most: float) -> Result:
-    with wired() as wire:
-        return repeated(World(folder, wire=wire), times, lambda world: fault(world, wire), least, most)
-
-
-def _weather(weather: Weather, least: float, most: float) -> Callable[[World], None]:
-    def change(world: World) -> None:
-        assert world.proxy is not None
-        world.proxy.weather = weather
-        world.pause(least, most)
-        world.proxy.weather = Weather.CLEAR
-
-    return change
-
-
-def _clock(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    clock = folder / "clock"
-    clock.write_text("0")
-    return clock
-
-
-def _set(clock: Path, world: World) -> None:
-    clock.with_suffix(".new").write_text(str(world.random.uniform(-3600, 3600)))
-    clock.with_suffix(".new").replace(clock)
-
-
-def _turn_a_byte(world: World, path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[world.random.randrange(len(data))] ^= world.random.randrange(1, 256)
-    path.write_bytes(data)
+FAULTS: Final = Faults({**_FIRST, **LOGS, **_MORE, **SPOOLED, **HOSTILE, **_WIRE, **_LAST})
 
 
 def run(name: str, folder: Path, times: int | None = None) -> Result:

@@ -321,6 +321,35 @@ def repeated(world: World, times: int, fault: Callable[[World], None], least: fl
         world.end()
 
 
+class Faults(dict[str, tuple[Callable[[Path, int], Result], int]]):
+    """Faults by name, each with how often it is done: a function of a folder and a number of times."""
+
+    def alone(self, times: int) -> Callable[[Callable[[Path, int], Result]], Callable[[Path, int], Result]]:
+        """Adds a fault that makes its world, and repeats what it does, itself."""
+
+        def add(fault: Callable[[Path, int], Result]) -> Callable[[Path, int], Result]:
+            self[fault.__name__] = fault, times
+            return fault
+
+        return add
+
+    def add(
+        self, times: int, least: float, most: float, make: Callable[..., World] = World, **options: object
+    ) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
+        """Adds what is done once to a world, which is made with these options, after pauses of `least` to `most` s."""
+
+        def add(fault: Callable[[World], None]) -> Callable[[World], None]:
+            def done(folder: Path, often: int) -> Result:
+                folder.mkdir(parents=True, exist_ok=True)
+                return repeated(make(folder, **options), often, fault, least, most)
+
+            done.__doc__ = fault.__doc__
+            self[fault.__name__] = done, times
+            return fault
+
+        return add
+
+
 @contextmanager
 def small_disk(folder: Path, mebibytes: int) -> Generator[Path]:
     """A file system of that size. Needs root."""
