@@ -13,7 +13,7 @@ from ncclscope_service.export.report.tables import (
     bandwidth_text,
     bytes_text,
     count_text,
-    measures_of,
+    measure_text,
     ranks_text,
     ratio_text,
     span_text,
@@ -328,7 +328,7 @@ def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
             str(row["parallelism"] or "-"),
             str(row["size"]),
             str(row["hosts"]),
-            *((str(row["operations"]), *measures_of(row, *_MEASURES)) if has_operations else ()),
+            *((str(row["operations"]), *(measure_text(row, *each) for each in _MEASURES)) if has_operations else ()),
         )
         for row in found[:_MAX_COMMUNICATORS]
     ]

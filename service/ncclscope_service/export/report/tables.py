@@ -5,10 +5,11 @@ Those of communicators show what they are, how fast they are, and how they commu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ncclscope_service.export.benchmarks import files_read
 from ncclscope_service.export.json_files import clocks_document
@@ -27,6 +28,8 @@ from ncclscope_service.export.summary import (
     waited_for,
 )
 from ncclscope_service.export.totals import Calls, Totals
+
+T = TypeVar("T")
 
 _LEAST_SHARE: Final = 0.00001
 _LEAST_IN_GIGABYTES: Final = 1e7
@@ -98,30 +101,37 @@ def table(caption: str, columns: Sequence[tuple[str, str]], rows: Iterable[Seque
     )
 
 
+def _of(name: str, write: Callable[[object], str] = cell) -> Callable[[Mapping[str, Any]], str]:
+    """A cell of a table: the value of that name in a row, as `write` writes it."""
+    return lambda row: write(row[name])
+
+
+def table_of(caption: str, found: Iterable[T], *columns: tuple[str, str, Callable[[T], str]]) -> str:
+    """A table with a row for each of `found`; columns are (heading, class of the cells, cell of a row)."""
+    rows = ([write(one) for _, _, write in columns] for one in found)
+    return table(caption, [(heading, kind) for heading, kind, _ in columns], rows)
+
+
 def operations_table(selection: Selection, sums: Totals, number: int) -> str:
     """Table of each operation of each kind of communicator."""
     kinds = [communicator.parallelism for communicator in selection.store.communicators]
     by_kind = sums.by(lambda group: (group.op, kinds[group.communicator] if group.communicator >= 0 else None))
-    rows = (
-        (
-            escape(op),
-            cell(kind, "not known"),
-            count_text(total.operations),
-            _calls_text(sums.calls.get((op, kind))),
-            bytes_text(total.bytes if total.sized else None),
-            span_text(total.duration_ns if total.timed else None),
-            span_text(total.wait_ns if total.waits else None),
-            span_text(total.transfer_ns if total.transfers else None),
-        )
-        for (op, kind), total in by_kind.items()
-    )
-    columns = (("Operation", "text"), ("Parallelism", "text"), ("Operations", ""), ("Per rank and iteration", ""))
-    times = (("Message bytes", ""), ("Kernel time", ""), ("Waiting", ""), ("Transfer", ""))
     caption = (
         f"<b>Table {number}.</b> Operations over all ranks. Per rank and iteration: median (and range where it "
         "differs) over the ranks that call it. Times count every launch once and are summed over the ranks."
     )
-    return table(caption, (*columns, *times), rows)
+    return table_of(
+        caption,
+        ((*key, total) for key, total in by_kind.items()),
+        ("Operation", "text", lambda of: escape(of[0])),
+        ("Parallelism", "text", lambda of: cell(of[1], "not known")),
+        ("Operations", "", lambda of: count_text(of[2].operations)),
+        ("Per rank and iteration", "", lambda of: _calls_text(sums.calls.get(of[:2]))),
+        ("Message bytes", "", lambda of: bytes_text(of[2].bytes if of[2].sized else None)),
+        ("Kernel time", "", lambda of: span_text(of[2].duration_ns if of[2].timed else None)),
+        ("Waiting", "", lambda of: span_text(of[2].wait_ns if of[2].waits else None)),
+        ("Transfer", "", lambda of: span_text(of[2].transfer_ns if of[2].transfers else None)),
+    )
 
 
 def _calls_text(calls: Calls | None) -> str:
@@ -169,55 +179,38 @@ def waited_for_table(selection: Selection, number: int) -> str:
 
 def iterations_table(selection: Selection, sums: Totals, number: int) -> str:
     """How long the iterations of each job last, and how much of that is communication."""
-    rows = [
-        (
-            escape(job),
-            count_text(of["iterations"]),
-            span_text(of["median_ns"]),
-            span_text(of["p90_ns"]),
-            ratio_text(of["communication_ratio"]),
-            ratio_text(of["exposed_ratio"]),
-            _told_by(of),
-        )
-        for job, of in iterations_document(selection, sums).items()
-        if of is not None
-    ]
-    columns = (
-        ("Job", "text"),
-        ("Iterations", ""),
-        ("Length, median", ""),
-        ("90th percentile", ""),
-        ("Communication", ""),
-        ("Exposed", ""),
-        ("Told by", "text"),
-    )
     caption = (
         f"<b>Table {number}.</b> Iterations over all ranks. Communication: share of the time in which a rank ran NCCL "
         "kernels, waiting included. Exposed: what of the time no other kernel of that GPU hid."
     )
-    return table(caption, columns, rows)
+    return table_of(
+        caption,
+        ({"job": job, **of} for job, of in iterations_document(selection, sums).items() if of is not None),
+        ("Job", "text", _of("job")),
+        ("Iterations", "", _of("iterations", count_text)),
+        ("Length, median", "", _of("median_ns", span_text)),
+        ("90th percentile", "", _of("p90_ns", span_text)),
+        ("Communication", "", _of("communication_ratio", ratio_text)),
+        ("Exposed", "", _of("exposed_ratio", ratio_text)),
+        ("Told by", "text", _told_by),
+    )
 
 
 def budget_table(selection: Selection, sums: Totals, number: int) -> str:
     """Where the mean step of each job goes."""
-    rows = [
-        (
-            escape(step.job),
-            PART_WORDS[part.part],
-            escape(part.parallelism or ""),
-            span_text(part.mean_ns),
-            ratio_text(part.share),
-        )
-        for step in mean_steps(selection, sums)
-        for part in step.parts
-        if part.share >= LEAST_SHARE
-    ]
-    columns = (("Job", "text"), ("Part", "text"), ("Parallelism", "text"), ("Time", ""), ("Share", ""))
     caption = (
         f"<b>Table {number}.</b> Where a step goes, mean over steps and ranks whose kernels are all known. A step "
         "lasts on the GPU from the first NCCL kernel of an iteration to that of the next."
     )
-    return table(caption, columns, rows)
+    return table_of(
+        caption,
+        ((step, part) for step in mean_steps(selection, sums) for part in step.parts if part.share >= LEAST_SHARE),
+        ("Job", "text", lambda of: escape(of[0].job)),
+        ("Part", "text", lambda of: PART_WORDS[of[1].part]),
+        ("Parallelism", "text", lambda of: escape(of[1].parallelism or "")),
+        ("Time", "", lambda of: span_text(of[1].mean_ns)),
+        ("Share", "", lambda of: ratio_text(of[1].share)),
+    )
 
 
 def _told_by(of: Mapping[str, object]) -> str:
@@ -241,35 +234,6 @@ _MAX_STANDING: Final = 32
 def standing_table(uneven: Sequence[Mapping[str, Any]], number: int) -> str:
     """The ranks of groups that stand at different operations (`LastOperations.uneven`)."""
     several = len({row["job"] for row in uneven}) > 1
-    rows = (
-        (
-            (f"{escape(row['job'])} " if several else "") + f"<code>{cell(row['comm_id'])}</code>",
-            cell(row["parallelism"], "not known"),
-            "" if row["sender"] is None else f"{row['sender']} to {row['receiver']}",
-            f"{row['comm_rank']} ({cell(row['host'])})",
-            cell(row["rank"]),
-            count_text(row["operations"]),
-            count_text(row["behind"]),
-            cell(row["op"]),
-            ranks_text(row["waits_for"]),
-            ranks_text(row["blamed"]),
-            cell(row["last_words"], ""),
-        )
-        for row in uneven[:_MAX_STANDING]
-    )
-    columns = (
-        ("Communicator", "text"),
-        ("Parallelism", "text"),
-        ("Send to Recv", "text"),
-        ("Rank in it", "text"),
-        ("Global rank", ""),
-        ("Enqueued", ""),
-        ("Behind", ""),
-        ("Last", "text"),
-        ("Waits for", "text"),
-        ("Waits end at", "text"),
-        ("Last words", "text"),
-    )
     more = len(uneven) - _MAX_STANDING
     rest = f" {count_text(more)} more rows are in last_operations.parquet." if more > 0 else ""
     caption = (
@@ -278,7 +242,25 @@ def standing_table(uneven: Sequence[Mapping[str, Any]], number: int) -> str:
         "behind there. Waits end at: ranks that wait for nobody, directly or over other groups; none if there are more "
         f"than eight. Last words: the last line of the rank that says that something failed.{rest}"
     )
-    return table(caption, columns, rows)
+    return table_of(
+        caption,
+        uneven[:_MAX_STANDING],
+        (
+            "Communicator",
+            "text",
+            lambda row: (f"{escape(row['job'])} " if several else "") + f"<code>{cell(row['comm_id'])}</code>",
+        ),
+        ("Parallelism", "text", lambda row: cell(row["parallelism"], "not known")),
+        ("Send to Recv", "text", lambda row: "" if row["sender"] is None else f"{row['sender']} to {row['receiver']}"),
+        ("Rank in it", "text", lambda row: f"{row['comm_rank']} ({cell(row['host'])})"),
+        ("Global rank", "", _of("rank")),
+        ("Enqueued", "", _of("operations", count_text)),
+        ("Behind", "", _of("behind", count_text)),
+        ("Last", "text", _of("op")),
+        ("Waits for", "text", lambda row: ranks_text(row["waits_for"])),
+        ("Waits end at", "text", lambda row: ranks_text(row["blamed"])),
+        ("Last words", "text", lambda row: cell(row["last_words"], "")),
+    )
 
 
 def clocks_table(selection: Selection, number: int) -> str:
@@ -292,29 +274,20 @@ def clocks_table(selection: Selection, number: int) -> str:
         f"<b>Table {number}.</b> Clocks against that of <code>{reference}</code>. "
         f"Causality violated after correction: {ratio_text(document['violation_ratio'])}."
     )
-    rows = (
-        (
-            f"<code>{escape(host)}</code>",
-            span_text(clock["offset_ns"]),
-            f"{clock['drift_ppm']:.3f} ppm",
-            span_text(clock["sigma_ns"]),
-            f"{span_text(clock['interval_lo_ns'])} to {span_text(clock['interval_hi_ns'])}",
-            count_text(clock["samples"]),
-            count_text(len(clock["steps"])),
-        )
-        for host, clock in hosts.items()
-        if document["method"] is not None or count == 1
+    found: list[dict[str, Any]] = [
+        {"host": host, **clock} for host, clock in hosts.items() if document["method"] is not None or count == 1
+    ]
+    return table_of(
+        caption,
+        found,
+        ("Host", "text", lambda row: f"<code>{escape(row['host'])}</code>"),
+        ("Offset", "", _of("offset_ns", span_text)),
+        ("Drift", "", lambda row: f"{row['drift_ppm']:.3f} ppm"),
+        ("Sigma", "", _of("sigma_ns", span_text)),
+        ("Feasible", "", lambda row: f"{span_text(row['interval_lo_ns'])} to {span_text(row['interval_hi_ns'])}"),
+        ("Samples", "", _of("samples", count_text)),
+        ("Steps", "", lambda row: count_text(len(row["steps"]))),
     )
-    columns = (
-        ("Host", "text"),
-        ("Offset", ""),
-        ("Drift", ""),
-        ("Sigma", ""),
-        ("Feasible", ""),
-        ("Samples", ""),
-        ("Steps", ""),
-    )
-    return table(caption, columns, rows)
 
 
 def read_table(selection: Selection, number: int) -> str:
@@ -341,20 +314,6 @@ def families_table(selection: Selection, sums: Totals, number: int) -> str:
     families: dict[tuple[object, ...], list[dict[str, object]]] = {}
     for row in found:
         families.setdefault((row["parallelism"], row["group_name"], row["size"], row["hosts"]), []).append(row)
-    rows = [_family(members) for members in list(families.values())[:MAX_TABLE_ROWS]]
-    columns = (
-        ("Parallelism", "text"),
-        ("Communicators", ""),
-        ("Ranks", ""),
-        ("Hosts", ""),
-        ("Operations", ""),
-        ("Message bytes", ""),
-        ("busbw, median", ""),
-        ("Slowest", ""),
-        ("Limit (topology)", ""),
-        ("Efficiency", ""),
-        ("Waiting", ""),
-    )
     more = len(families) - MAX_TABLE_ROWS
     rest = f" {more} more kinds are in communicators.parquet." if more > 0 else ""
     caption = (
@@ -363,32 +322,37 @@ def families_table(selection: Selection, sums: Totals, number: int) -> str:
         f"waiting a share of kernel time.{rest}"
     )
     each = communicators_table(found)
-    return table(caption, columns, rows) + (
+    return table_of(
+        caption,
+        list(families.values())[:MAX_TABLE_ROWS],
+        ("Parallelism", "text", lambda of: _kind_text(of[0])),
+        ("Communicators", "", lambda of: count_text(len(of))),
+        ("Ranks", "", lambda of: cell(of[0]["size"])),
+        ("Hosts", "", lambda of: cell(of[0]["hosts"])),
+        ("Operations", "", lambda of: count_text(sum(int(value) for value in _known(of, "operations")))),
+        ("Message bytes", "", lambda of: bytes_text(sum(moved) if (moved := _known(of, "bytes")) else None)),
+        ("busbw, median", "", lambda of: bandwidth_text(_middle(of, "busbw"))),
+        ("Slowest", "", _slowest),
+        ("Limit (topology)", "", lambda of: bandwidth_text(_middle(of, "limit"))),
+        ("Efficiency", "", lambda of: ratio_text(_middle(of, "efficiency"))),
+        ("Waiting", "", lambda of: ratio_text(_middle(of, "wait_ratio"))),
+    ) + (
         f"<details><summary>Each communicator by itself</summary>{each}</details>" if len(found) > len(families) else ""
     )
 
 
-def _family(members: list[dict[str, object]]) -> tuple[str, ...]:
-    def known(name: str) -> list[float]:
-        return [float(value) for row in members if isinstance(value := row[name], int | float)]
+def _known(members: list[dict[str, object]], name: str) -> list[float]:
+    return [float(value) for row in members if isinstance(value := row[name], int | float)]
 
-    def middle(name: str) -> float | None:
-        return median(known(name)) if known(name) else None
 
-    slowest = min(known("busbw"), default=None) if len(members) > 1 else None
-    return (
-        _kind_text(members[0]),
-        count_text(len(members)),
-        cell(members[0]["size"]),
-        cell(members[0]["hosts"]),
-        count_text(sum(int(value) for value in known("operations"))),
-        bytes_text(sum(known("bytes")) if known("bytes") else None),
-        bandwidth_text(middle("busbw")),
-        bandwidth_text(slowest) if slowest is not None or not known("busbw") else "",
-        bandwidth_text(middle("limit")),
-        ratio_text(middle("efficiency")),
-        ratio_text(middle("wait_ratio")),
-    )
+def _middle(members: list[dict[str, object]], name: str) -> float | None:
+    return median(known) if (known := _known(members, name)) else None
+
+
+def _slowest(members: list[dict[str, object]]) -> str:
+    """Bandwidth of the slowest of several; of one there is no such thing."""
+    known = _known(members, "busbw")
+    return "" if known and len(members) == 1 else bandwidth_text(min(known, default=None))
 
 
 def _kind_text(row: Mapping[str, object]) -> str:
@@ -400,82 +364,66 @@ NONE: Final = "none"
 """One rank moves nothing and waits for nobody: that is known, not unrecorded."""
 
 
-def measures_of(row: Mapping[str, object], *shown: tuple[str, Callable[[object], str]]) -> Iterator[str]:
-    """Cells of a communicator's row, each by the name of its number and how that is written."""
-    return (NONE if row["size"] == 1 else write(row[name]) for name, write in shown)
+def measure_text(row: Mapping[str, object], name: str, write: Callable[[object], str]) -> str:
+    """Cell of a communicator's row: the number of that name."""
+    return NONE if row["size"] == 1 else write(row[name])
 
 
 def communicators_table(found: Sequence[Mapping[str, object]]) -> str:
     """The communicators that moved most."""
-    rows = (
-        (
-            f"<code>{escape(str(row['communicator']))}</code>",
-            _kind_text(row),
-            cell(row["size"]),
-            cell(row["hosts"]),
-            count_text(row["operations"]),
-            *measures_of(row, ("bytes", bytes_text), ("busbw", bandwidth_text), ("limit", bandwidth_text)),
-            *measures_of(row, ("efficiency", ratio_text), ("wait_ratio", ratio_text)),
-        )
-        for row in found[:MAX_TABLE_ROWS]
-    )
-    columns = (("Communicator", "text"), ("Parallelism", "text"), ("Ranks", ""), ("Hosts", ""), ("Operations", ""))
-    measures = (
-        ("Message bytes", ""),
-        ("busbw, median", ""),
-        ("Limit (topology)", ""),
-        ("Efficiency", ""),
-        ("Waiting", ""),
-    )
     more = len(found) - MAX_TABLE_ROWS
     rest = f" The first {MAX_TABLE_ROWS}; {more} more are in communicators.parquet." if more > 0 else ""
-    return table(f"<b>Communicators</b>, most bytes first.{rest}", (*columns, *measures), rows)
+    measures = (
+        ("Message bytes", "bytes", bytes_text),
+        ("busbw, median", "busbw", bandwidth_text),
+        ("Limit (topology)", "limit", bandwidth_text),
+        ("Efficiency", "efficiency", ratio_text),
+        ("Waiting", "wait_ratio", ratio_text),
+    )
+    return table_of(
+        f"<b>Communicators</b>, most bytes first.{rest}",
+        found[:MAX_TABLE_ROWS],
+        ("Communicator", "text", lambda row: f"<code>{escape(str(row['communicator']))}</code>"),
+        ("Parallelism", "text", _kind_text),
+        ("Ranks", "", _of("size")),
+        ("Hosts", "", _of("hosts")),
+        ("Operations", "", _of("operations", count_text)),
+        *((heading, "", partial(measure_text, name=name, write=write)) for heading, name, write in measures),
+    )
 
 
 def signatures_table(selection: Selection, sums: Totals, number: int) -> str:
     """How each kind of communicator communicates."""
     found = signatures_document(selection, sums)
     several = len(selection.jobs) > 1
-    rows = [
-        (
-            (f"{escape(str(row['job']))} " if several else "") + cell(row["parallelism"], "not known"),
-            count_text(row["communicators"]),
-            _mix_bar(row["operation_mix"]),
-            bytes_text(row["median_bytes"]),
-            bytes_text(row["largest_bytes"]),
-            _number_text(row["operations_per_iteration"]),
-            bytes_text(row["bytes_per_iteration"]),
-            _number_text(row["burstiness"], signed=True),
-            span_text(row["period_ns"]),
-            ratio_text(row["active_ratio"]),
-            _number_text(row["bursts_per_iteration"]),
-            span_text(row["burst_ns"]),
-            span_text(row["pause_ns"]),
-        )
-        for row in found[:MAX_TABLE_ROWS]
-    ]
-    columns = (
-        ("Parallelism", "text"),
-        ("Groups", ""),
-        ("Operation mix", "text"),
-        ("Message, median", ""),
-        ("Largest", ""),
-        ("Operations", ""),
-        ("Bytes", ""),
-        ("Burstiness", ""),
-        ("Period", ""),
-        ("Active", ""),
-        ("Bursts", ""),
-        ("Burst", ""),
-        ("Pause", ""),
-    )
     caption = (
         f"<b>Table {number}.</b> Communication signatures, the median over the communicators of a kind. Operations, "
         "bytes and bursts are of one rank in one iteration. Burstiness of the times between calls: -1 is a clock, 0 "
         "chance, towards 1 bursts. Active: share of the time in which a kernel ran. A pause is longer than a twentieth "
         "of the period."
     )
-    return f'<div class="dense">{table(caption, columns, rows)}</div>'
+    text = table_of(
+        caption,
+        found[:MAX_TABLE_ROWS],
+        (
+            "Parallelism",
+            "text",
+            lambda row: (f"{escape(str(row['job']))} " if several else "") + cell(row["parallelism"], "not known"),
+        ),
+        ("Groups", "", _of("communicators", count_text)),
+        ("Operation mix", "text", _of("operation_mix", _mix_bar)),
+        ("Message, median", "", _of("median_bytes", bytes_text)),
+        ("Largest", "", _of("largest_bytes", bytes_text)),
+        ("Operations", "", _of("operations_per_iteration", _number_text)),
+        ("Bytes", "", _of("bytes_per_iteration", bytes_text)),
+        ("Burstiness", "", lambda row: _number_text(row["burstiness"], signed=True)),
+        ("Period", "", _of("period_ns", span_text)),
+        ("Active", "", _of("active_ratio", ratio_text)),
+        ("Bursts", "", _of("bursts_per_iteration", _number_text)),
+        ("Burst", "", _of("burst_ns", span_text)),
+        ("Pause", "", _of("pause_ns", span_text)),
+    )
+    return f'<div class="dense">{text}</div>'
 
 
 def _number_text(value: object, *, signed: bool = False) -> str:
@@ -498,35 +446,22 @@ def _mix_bar(mix: object) -> str:
 def inspector_table(selection: Selection, number: int) -> str:
     """Table of what NCCL Inspector reported, beside the kernels."""
     found = inspector_rows(selection)
-    rows = (
-        (
-            f"<code>{escape(str(row['communicator']))}</code>",
-            cell(row["parallelism"], "not known"),
-            escape(str(row["op"])),
-            cell(row["size_class"]),
-            count_text(row["records"]),
-            span_text(row["duration_ns"]),
-            bandwidth_text(row["busbw"]),
-            count_text(row["compared"]),
-            ratio_text(row["busbw_ratio"]),
-        )
-        for row in found[:MAX_TABLE_ROWS]
-    )
-    columns = (
-        ("Communicator", "text"),
-        ("Parallelism", "text"),
-        ("Operation", "text"),
-        ("Size up to", ""),
-        ("Records", ""),
-        ("Kernel time", ""),
-        ("busbw, median", ""),
-        ("Compared", ""),
-        ("busbw against kernels", ""),
-    )
     more = len(found) - MAX_TABLE_ROWS
     rest = f" {more} more are in summary.json." if more > 0 else ""
     caption = (
         f"<b>Table {number}.</b> NCCL Inspector. “busbw against kernels”: its bandwidth, waiting included, over that "
         f"of the kernels that nsys recorded, where both are known; 100% is agreement.{rest}"
     )
-    return table(caption, columns, rows)
+    return table_of(
+        caption,
+        found[:MAX_TABLE_ROWS],
+        ("Communicator", "text", lambda row: f"<code>{escape(str(row['communicator']))}</code>"),
+        ("Parallelism", "text", lambda row: cell(row["parallelism"], "not known")),
+        ("Operation", "text", lambda row: escape(str(row["op"]))),
+        ("Size up to", "", _of("size_class")),
+        ("Records", "", _of("records", count_text)),
+        ("Kernel time", "", _of("duration_ns", span_text)),
+        ("busbw, median", "", _of("busbw", bandwidth_text)),
+        ("Compared", "", _of("compared", count_text)),
+        ("busbw against kernels", "", _of("busbw_ratio", ratio_text)),
+    )
