@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))  # the simulated cluster is the tests' own
 
-from service.simulated_ends import ORIGIN_NS, Clocks, Cluster, Simulated, simulate
-from service.simulated_messages import Stages
+from service.simulated_ends import ORIGIN_NS, Clocks, Cluster, Simulated, Stages, simulate
 
 from ncclscope_service.clock.estimator import ClockEstimator, to_true
 from ncclscope_service.clock.host_clocks import ClockPrior, clock_by_prior

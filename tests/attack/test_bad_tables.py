@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command.test_nsys_folders import analysed, as_tables
+from command.test_offline import analysed, as_tables
 from nsys_made import nccl_export
 from pyarrow import ipc
 

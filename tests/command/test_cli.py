@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from ncclscope import __version__
 from ncclscope.cli import main
+from ncclscope.extras import require_models, require_service
 from ncclscope.options import SectionedCommand
 
 _SUBCOMMANDS = ["demo", "analyze", "agent", "serve", "snapshot", "simulate"]
@@ -96,3 +99,63 @@ def test_subcommands_are_imported_only_when_they_are_asked_for() -> None:
 def test_the_package_can_be_run() -> None:
     done = subprocess.run([sys.executable, "-m", "ncclscope", "--version"], capture_output=True, text=True, check=True)
     assert __version__ in done.stdout
+
+
+def test_with_the_packages_of_the_service_nothing_is_said() -> None:
+    require_service()
+
+
+@pytest.mark.parametrize("missing", [("plotly",), ("pyarrow", "uvicorn")])
+def test_without_them_the_error_names_them_and_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
+) -> None:
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)  # as Python marks a module that cannot be imported
+    with pytest.raises(click.ClickException) as caught:
+        require_service()
+    assert f"({', '.join(missing)} missing)" in caught.value.message
+    assert "pip install 'ncclscope[service]'" in caught.value.message
+
+
+def test_what_learns_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_models()
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(click.ClickException, match=r"pip install 'ncclscope\[models\]'"):
+        require_models()
+
+
+_TELL = (
+    "import logging, structlog; from ncclscope.logs import configure_logs; configure_logs({form!r});"
+    "structlog.get_logger().warning('not_connected', service='h:1', why='a \"quoted\"\\nword');"
+    "logging.getLogger('uvicorn.error').error('Exception in %s', 'application')"
+)
+
+
+def told(form: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _TELL.format(form=form)], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("form", ["json", "auto"])
+def test_each_line_is_json_where_nobody_looks(form: str) -> None:
+    own, library = map(json.loads, told(form))
+    assert own.pop("timestamp").endswith("Z")
+    assert own == {"event": "not_connected", "level": "warning", "service": "h:1", "why": 'a "quoted"\nword'}
+    assert (library["event"], library["level"]) == ("Exception in application", "error")
+
+
+def test_text_is_for_people() -> None:
+    assert any("not_connected" in line and "service=h:1" in line for line in told("text"))
+
+
+def test_every_event_is_documented_and_the_documentation_names_no_other(repository: Path) -> None:
+    named: set[str] = set()
+    for folder in ("agents", "service", "command"):
+        for path in (repository / folder).rglob("*.py"):
+            text = path.read_text()
+            named.update(re.findall(r"_log\.(?:info|warning|error|exception)\(\s*\"(\w+)\"", text))
+    rows = [line.split("|")[1] for line in (repository / "docs" / "logs.md").read_text().splitlines() if "| `" in line]
+    assert named == {word for row in rows for word in re.findall(r"`(\w+)`", row)}

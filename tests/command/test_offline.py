@@ -10,17 +10,23 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from agent.log_samples import operation_line
-from nsys_made import EPOCH_NS, MadeExport
+from nsys_made import EPOCH_NS, MadeExport, nccl_export
+from pyarrow import ipc
 
 from ncclscope import file_readers
+from ncclscope.discover import FoundFile, discover
 from ncclscope.file_readers import FileEnd, FileTask, Part
+from ncclscope.job_split import jobs_of_files
 from ncclscope.offline import OfflineRun, run_offline
+from ncclscope_agent.files.recognise import FileKind
 from ncclscope_service.export.directory import content_of, write_content
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import capture_notes
+from ncclscope_service.export.terminal import terminal_report
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.errors import ConfigError, SourceError
@@ -243,3 +249,108 @@ def test_progress_tells_bytes_done_up_to_all(tmp_path: Path) -> None:
     assert [name for _, _, name in told] == ["nccl.log", "report.sqlite"]
     assert told[-1][:2] == (total, total)
     assert told[0][0] < total
+
+
+def _init(rank: int, nranks: int, *, comm_id: str | None = None, host: str = "node1", pid: int = 100) -> str:
+    named = "" if comm_id is None else f" commId {comm_id}"
+    return (
+        f"{host}:{pid + rank}:{pid + rank + 1} [{rank}] NCCL INFO comm 0x55{rank:02x} rank {rank} nranks {nranks} "
+        f"cudaDev {rank} busId {0x1000 * (rank + 1):x}{named} - Init COMPLETE\n"
+    )
+
+
+def _jobs(folder: Path) -> list[str]:
+    found: list[FoundFile] = discover([folder]).files
+    return list(jobs_of_files(found, job="j").values())
+
+
+def test_two_files_that_hold_a_whole_job_each_are_two_jobs(tmp_path: Path) -> None:
+    for name, comm_id, pid in (("a.log", "0xa1", 100), ("b.log", "0xb2", 200)):
+        (tmp_path / name).write_text("".join(_init(rank, 2, comm_id=comm_id, pid=pid) for rank in range(2)))
+    assert _jobs(tmp_path) == ["j-1", "j-2"]
+    store = run_offline([tmp_path], job="j", settings=PipelineSettings()).pipeline.store
+    assert store.process_job == ["j-1", "j-1", "j-2", "j-2"]
+    assert [member.global_rank for member in store.members] == [0, 1, 0, 1]
+    assert "jobs        j-1 (2 processes on 1 host), j-2 (2 processes on 1 host)" in terminal_report(select(store))
+
+
+def test_logs_of_the_ranks_of_one_communicator_are_one_job_and_stay_so_beside_another(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"a{rank}.log").write_text(_init(rank, 2, comm_id="0xa1"))
+    assert _jobs(tmp_path) == ["j", "j"]
+    (tmp_path / "b.log").write_text("".join(_init(rank, 4, host="node2") for rank in range(4)))
+    assert _jobs(tmp_path) == ["j-1", "j-1", "j-2"]
+
+
+def test_files_of_one_process_are_of_its_job_whatever_communicators_they_name(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("".join(_init(rank, 2, comm_id="0xa1") for rank in range(2)))
+    (tmp_path / "a.log.1").write_text("".join(_init(rank, 2, comm_id="0xb2") for rank in range(2)))
+    assert _jobs(tmp_path) == ["j", "j"]
+
+
+def test_what_is_not_whole_may_be_a_part_of_one_job(tmp_path: Path) -> None:
+    for name, first in (("a.log", 0), ("b.log", 2)):  # NCCL before 2.16, a file for each host
+        lines = (_init(rank, 4, host=name[0], pid=100 * first + 100) for rank in (first, first + 1))
+        (tmp_path / name).write_text("".join(lines))
+    assert _jobs(tmp_path) == ["j", "j"]
+
+
+def test_dumps_of_inspector_are_tied_by_their_communicators(tmp_path: Path) -> None:
+    for name, comm_id, rank in (("a0", "0xa1", 0), ("a1", "0xa1", 1), ("b0", "0xb2", 0), ("b1", "0xb2", 1)):
+        (tmp_path / f"{name}.log").write_text(
+            f'{{"header":{{"id":"{comm_id}","rank":{rank},"n_ranks":2,"nnodes":1}},"metadata":'
+            f'{{"inspector_output_format_version":"v4.0","git_rev":"","hostname":"{name}","pid":7}}}}\n'
+        )
+    assert _jobs(tmp_path) == ["j-1", "j-1", "j-2", "j-2"]
+
+
+def as_tables(export: Path, folder: Path, *, is_parquet: bool) -> Path:
+    """The folder that nsys would write of the same report."""
+    folder.mkdir()
+    with closing(sqlite3.connect(export)) as database:
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for name in names:
+            rows = database.execute(f'SELECT * FROM "{name}"')
+            columns = [about[0] for about in rows.description]
+            values = rows.fetchall()
+            table = pa.table({column: [row[at] for row in values] for at, column in enumerate(columns)})
+            if is_parquet:
+                pq.write_table(table, folder / f"{name}.parquet")
+            else:
+                with ipc.new_stream(folder / f"{name}.arrow", table.schema) as stream:
+                    stream.write_table(table)
+    return folder
+
+
+def analysed(*paths: Path) -> OfflineRun:
+    return run_offline(list(paths), job="job", settings=PipelineSettings())
+
+
+@pytest.mark.parametrize(("ending", "is_parquet"), [("_pqtdir", True), ("_arwdir", False), (".parquetdir", True)])
+def test_a_folder_of_tables_gives_the_kernels_of_the_export(tmp_path: Path, ending: str, is_parquet: bool) -> None:
+    export = nccl_export().write(tmp_path / "report.sqlite")
+    folder = as_tables(export, tmp_path / f"other{ending}", is_parquet=is_parquet)
+    whole, tables = analysed(export), analysed(folder)
+    kernels = [run.pipeline.store.kernels.rows[["start_ns", "end_ns", "correlation_id"]] for run in (whole, tables)]
+    assert len(kernels[0]) > 0
+    assert kernels[0].tolist() == kernels[1].tolist()
+    assert len(tables.pipeline.store.ranges) == len(whole.pipeline.store.ranges)
+
+
+def test_a_folder_beside_its_sqlite_export_is_read_once(tmp_path: Path) -> None:
+    export = nccl_export().write(tmp_path / "report.sqlite")
+    as_tables(export, tmp_path / "report_pqtdir", is_parquet=True)
+    found = discover([tmp_path])
+    assert [each.kind for each in found.files] == [FileKind.NSYS_SQLITE]
+    assert dict(found.skipped) == {"duplicate": ["report_pqtdir"]}
+
+
+@pytest.mark.parametrize("is_parquet", [True, False])
+def test_a_table_that_is_cut_off_is_counted_with_its_reason(tmp_path: Path, is_parquet: bool) -> None:
+    export = nccl_export().write(tmp_path / "report.sqlite")
+    folder = as_tables(export, tmp_path / "other_pqtdir", is_parquet=is_parquet)
+    table = next(folder.glob("CUPTI_ACTIVITY_KIND_KERNEL.*"))
+    table.write_bytes(table.read_bytes()[:-200])
+    run = analysed(folder)
+    assert dict(run.skipped) == {"unreadable_tables": ["other_pqtdir"]}
+    assert run.files_read == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from service.simulated_messages import ORIGIN_NS, Stages
+from service.simulated_ends import ORIGIN_NS, Stages
 
 from ncclscope_service.clock.estimator import ClockEstimator, to_true
 from ncclscope_service.clock.observations import two_way_band

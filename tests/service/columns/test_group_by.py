@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclscope_service.columns.group_by import distinct, distinct_together, distinct_values, first_positions, group_by
+from ncclscope_service.columns.group_by import (
+    KeyIndex,
+    distinct,
+    distinct_together,
+    distinct_values,
+    first_positions,
+    group_by,
+)
 
 _NUMBERS = st.lists(st.integers(-3, 9) | st.integers(-(2**40), 2**40), max_size=40)
 
@@ -49,3 +56,16 @@ def test_the_first_of_each_value_is_found(numbers: list[int]) -> None:
     assert first_positions(np.asarray(numbers, np.int64)).tolist() == [
         numbers.index(value) for value in sorted(set(numbers))
     ]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4])
+@pytest.mark.parametrize("portion", [1, 100, 1000])
+def test_each_combination_has_the_number_in_which_it_came_first(columns: int, portion: int) -> None:
+    random = np.random.default_rng(3)
+    drawn = [random.integers(-1 if column else 0, 9, 3000).astype(np.int32) for column in range(columns)]
+    places, known = KeyIndex(columns), dict[tuple[int, ...], int]()
+    for begin in range(0, 3000, portion):
+        part = [column[begin : begin + portion] for column in drawn]
+        keys = list(zip(*(column.tolist() for column in part), strict=True))
+        assert places.number(*part).tolist() == [known.setdefault(key, len(known)) for key in keys]
+        assert len(places) == len(known)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from service.log_batches import Kernel, Line, Mark, Reading, export_batch, log_batch
 
-from ncclscope_service.job.iterations import Iterations
+from ncclscope_service.columns.group_by import OperationsByProcess
+from ncclscope_service.columns.table import Ids
+from ncclscope_service.job.iterations import Iterations, Numbered, iteration_times, summarise
+from ncclscope_service.store.rows import BUSY, Match, empty_operations
+from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _SECOND = 1_000_000_000
@@ -141,3 +149,112 @@ def test_marks_are_kept_when_the_store_forgets_its_ranges() -> None:
     service.reading.store.ranges.drop_before(1)
     service.mark(*_steps([8], begin=1100))
     assert service.numbers(1050, 1150) == [7, 8]
+
+
+def _run(
+    spans: list[tuple[int, int]],
+    iterations: list[int],
+    *,
+    busy: list[tuple[int, int]] | None = None,
+    matched: bool = True,
+) -> Columns:
+    """Operations that are enqueued when their kernels start; one process with rank 3."""
+    reading = Reading()
+    if matched:
+        kernels = [Kernel(start_ns=start, end_ns=end, launch_ns=start) for start, end in spans]
+        reading.feed(export_batch(kernels, name="kernels"))
+    ids = reading.feed(log_batch([Line(line=1 + index, logged_at_ns=start) for index, (start, _) in enumerate(spans)]))
+    store = reading.store
+    for member in store.members:
+        member.global_rank = 3
+    rows = store.operations.rows
+    rows["iteration"] = iterations
+    rows["match"] = Match.MATCHED if matched else Match.NOT_COVERED
+    rows["kernel"] = np.arange(len(ids)) if matched else NO_NUMBER
+    if busy is not None:
+        device = int(store.kernel_templates.rows["device_id"][0])
+        process = int(rows["process"][0])
+        store.busy.append(np.array([(process, device, start, end, 1) for start, end in busy], BUSY))
+    return iteration_times(store, rows)
+
+
+def test_an_iteration_lasts_until_the_next_begins() -> None:
+    found = _run([(100, 120), (150, 160), (300, 310), (600, 610)], [4, 4, 5, 6])
+    assert found["iteration"].tolist() == [4, 5, 6]
+    assert found["rank"].tolist() == [3, 3, 3]
+    assert found["duration_ns"].tolist() == [200, 300, NO_TIME_NS]
+    assert found["operations"].tolist() == [2, 1, 1]
+
+
+def test_a_missing_iteration_leaves_the_length_of_the_one_before_unknown() -> None:
+    found = _run([(100, 120), (300, 310), (600, 610)], [4, 6, 7])
+    assert found["duration_ns"].tolist() == [NO_TIME_NS, 300, NO_TIME_NS]
+
+
+def test_communication_counts_each_moment_once_and_computation_hides_it() -> None:
+    found = _run([(100, 140), (120, 160), (300, 310)], [0, 0, 1], busy=[(90, 110), (150, 200), (305, 306)])
+    assert found["communication_ns"].tolist() == [60, 10]
+    assert found["exposed_ns"].tolist() == [40, 9]
+    of = summarise(found)
+    assert (of.communication_ratio, of.exposed_ratio) == (60 / 200, 40 / 200)
+
+
+def test_without_other_kernels_nobody_knows_what_was_exposed() -> None:
+    found = _run([(100, 140), (300, 310)], [0, 1])
+    assert found["communication_ns"].tolist() == [40, 10]
+    assert found["exposed_ns"].tolist() == [NO_TIME_NS] * 2
+    assert summarise(found).exposed_ratio is None
+
+
+def test_logs_alone_tell_durations_only() -> None:
+    found = _run([(100, 140), (300, 310)], [0, 1], matched=False)
+    assert found["duration_ns"].tolist() == [200, NO_TIME_NS]
+    assert found["communication_ns"].tolist() == [NO_TIME_NS] * 2
+    of = summarise(found)
+    assert (of.median_ns, of.p90_ns, of.communication_ratio) == (200, 200, None)
+
+
+def test_operations_without_an_iteration_are_left_out() -> None:
+    found = _run([(100, 140), (300, 310)], [NO_NUMBER, NO_NUMBER])
+    assert len(found) == 0
+    assert summarise(found).iterations == 0
+
+
+def _operations(store: Store, *processes: int) -> Ids:
+    rows = empty_operations(len(processes))
+    rows["process"] = processes
+    return store.operations.append(rows)
+
+
+def test_operations_of_the_processes_asked_for_are_given_in_their_order() -> None:
+    store, numbered = Store(), Numbered()
+    numbered.add(_operations(store, 3, 0, 3), 0)
+    numbered.add(_operations(store, 1, 3, 0), _SECOND)
+    assert numbered.of([3], store).tolist() == [0, 2, 4]
+    assert numbered.of({1, 7}, store).tolist() == [3]
+    assert sorted(numbered.of([0, 1, 3], store).tolist()) == list(range(6))
+    assert numbered.of([], store).tolist() == []
+
+
+def test_what_is_too_old_or_has_left_the_store_is_not_given() -> None:
+    store, numbered = Store(), Numbered()
+    for second in range(4):
+        numbered.add(_operations(store, 0, 0), second * _SECOND)
+    numbered.forget_before(_SECOND)
+    store.operations.drop_before(3)
+    assert numbered.of([0], store).tolist() == [3, 4, 5, 6, 7]
+    store.operations.drop_before(6)
+    assert numbered.of([0], store).tolist() == [6, 7]
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.sets(st.integers(0, 6)))
+def test_places_are_those_of_the_processes_that_are_there(processes: list[int], asked: set[int]) -> None:
+    operations = np.arange(100, 100 + len(processes))
+    rows = OperationsByProcess.from_operations(operations, np.asarray(processes, np.int32))
+    places = rows.places(np.asarray(sorted(asked), np.int64))
+    assert rows.processes[places].tolist() == sorted(asked & set(processes))
+    for place in places.tolist():
+        mine = [100 + at for at, process in enumerate(processes) if process == rows.processes[place]]
+        assert rows.at(place).tolist() == mine
+    only = rows.select(places)
+    assert [only.at(place).tolist() for place in range(len(places))] == [rows.at(place).tolist() for place in places]

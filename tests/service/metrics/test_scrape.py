@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import shutil
 import subprocess
@@ -21,8 +22,9 @@ from ncclscope_service.intake.journal_entry import MarkAction
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.measure.expected_times import transfer_times
 from ncclscope_service.metrics import scrape
-from ncclscope_service.metrics.exposition import Scrapes, render
+from ncclscope_service.metrics.exposition import ColumnWriter, Scrapes, render
 from ncclscope_service.metrics.scrape import MetricsView, gather
+from ncclscope_service.metrics.scrape import Samples as SampleColumns
 from ncclscope_service.metrics.series import SILENT_NS, SeriesBudget
 from ncclscope_service.metrics.table import MAX_SERIES, METRICS, METRICS_BY_NAME
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
@@ -464,3 +466,50 @@ def test_two_scrapes_of_one_tick_are_written_once() -> None:
     again = scrapes.answer(next_tick, accept="", accept_encoding="gzip")
     assert again is not first
     assert again == first
+
+
+def test_labels_that_change_are_written_anew_and_values_of_the_same_labels_are_the_new_ones() -> None:
+    writer = ColumnWriter()
+
+    def scrape(labels: list[tuple[str, ...]], values: list[float]) -> list[str]:
+        samples = {"ncclscope_gaps": SampleColumns(labels=labels, values=np.array(values, np.float64))}
+        text = writer.write(MetricsView(samples=samples, histograms={}), openmetrics=False).decode()
+        return [line.removeprefix("ncclscope_gaps_total") for line in text.splitlines() if not line.startswith("#")]
+
+    assert scrape([("torn",), ("lost",)], [1, 2]) == ['{reason="torn"} 1.0', '{reason="lost"} 2.0']
+    assert scrape([("torn",), ("lost",)], [math.nan, 4]) == ['{reason="lost"} 4.0']
+    assert scrape([("torn",)], [3]) == ['{reason="torn"} 3.0']
+    assert scrape([("torn",), ("a\\b",)], [math.inf, -0.0]) == ['{reason="torn"} +Inf', '{reason="a\\\\b"} -0.0']
+    assert scrape([], []) == []
+
+
+def admitted(budget: SeriesBudget, communicators: list[int], codes: list[int]) -> list[bool]:
+    return [bool(each) for each in budget.admit_series(np.array(communicators, np.int64), np.array(codes, np.int64))]
+
+
+def test_the_first_ones_are_let_in_and_stay() -> None:
+    budget = SeriesBudget(max_communicators=2, max_group_series=3)
+    assert [budget.admit_communicator(index, "j") for index in (7, 3, 5)] == [True, True, False]
+    assert admitted(budget, [7, 3, 5, 3], [1, 1, 1, 2]) == [True, True, False, True]
+    assert admitted(budget, [3, 7, 7, 5], [2, 9, 1, 1]) == [True, False, True, False], "in any order"
+
+
+def test_operations_of_no_known_communicator_are_summed() -> None:
+    budget = SeriesBudget()
+    budget.admit_communicator(0, "j")
+    assert admitted(budget, [-1, 0], [0, 0]) == [False, True]
+
+
+def test_a_silent_job_makes_room_for_another() -> None:
+    budget = SeriesBudget(max_communicators=1, max_group_series=1)
+    budget.record_activity({"old": 5}, 0)
+    assert budget.admit_communicator(0, "old")
+    assert admitted(budget, [0], [4]) == [True]
+    budget.record_activity({"old": 5, "new": 1}, SILENT_NS - 1)
+    assert not budget.admit_communicator(1, "new")
+    budget.record_activity({"old": 5, "new": 2}, SILENT_NS)
+    assert (budget.is_silent("old", SILENT_NS), budget.is_silent("new", SILENT_NS)) == (True, False)
+    assert budget.admit_communicator(1, "new")
+    assert admitted(budget, [1, 0], [4, 4]) == [True, False]
+    budget.record_activity({"old": 6}, SILENT_NS + 1)
+    assert not budget.is_silent("old", SILENT_NS + 1)
