@@ -1,5 +1,7 @@
 """The columns of the parquet files: names, types and order. `docs/outputs.md` explains each; a test compares."""
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from typing import Final
@@ -7,297 +9,169 @@ from typing import Final
 import pyarrow as pa
 
 _TEXT: Final = pa.string()
-_NS: Final = pa.int64()
-_RATE: Final = pa.float64()
+_BOOL: Final = pa.bool_()
+_INT32: Final = pa.int32()
+_INT64: Final = pa.int64()
+_FLOAT32: Final = pa.float32()
+_FLOAT64: Final = pa.float64()
 
-OPERATIONS: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("host", _TEXT),
-        ("pid", pa.int64()),
-        ("tid", pa.int64()),
-        ("rank", pa.int32()),
-        ("rank_is_inferred", pa.bool_()),
-        ("local_rank", pa.int32()),
-        ("comm_id", _TEXT),
-        ("comm_epoch", pa.int32()),
-        ("comm_ptr", _TEXT),
-        ("comm_rank", pa.int32()),
-        ("comm_size", pa.int32()),
-        ("parallelism", _TEXT),
-        ("iteration", pa.int32()),
-        ("nccl_version", _TEXT),
-        ("op", _TEXT),
-        ("op_count", pa.uint64()),
-        ("seq", pa.int64()),
-        ("coll_seq", pa.int64()),
-        ("collective_id", _TEXT),
-        ("count", pa.uint64()),
-        ("dtype", _TEXT),
-        ("red_op", _TEXT),
-        ("root", pa.int32()),
-        ("peer", pa.int32()),
-        ("send_buffer", _TEXT),
-        ("recv_buffer", _TEXT),
-        ("log_stream", _TEXT),
-        ("message_bytes", pa.int64()),
-        ("logged_bytes", pa.int64()),
-        ("wire_bytes", pa.int64()),
-        ("algorithm", _TEXT),
-        ("protocol", _TEXT),
-        ("channels", pa.int32()),
-        ("log_file", _TEXT),
-        ("kernel_file", _TEXT),
-        ("log_line", pa.int64()),
-        ("logged_at_ns", _NS),
-        ("observed_at_ns", _NS),
-        ("launch_id", pa.int64()),
-        ("kernel_correlation_id", pa.int64()),
-        ("stream_id", pa.int64()),
-        ("start_ns", _NS),
-        ("end_ns", _NS),
-        ("start_true_ns", _NS),
-        ("end_true_ns", _NS),
-        ("clock_uncertainty_ns", _NS),
-        ("match", _TEXT),
-        ("confidence", pa.float32()),
-        ("timing_source", _TEXT),
-        ("timing_confidence", pa.float32()),
-        ("duration_ns", _NS),
-        ("wait_ns", _NS),
-        ("transfer_ns", _NS),
-        ("algbw_bytes_per_second", _RATE),
-        ("busbw_bytes_per_second", _RATE),
-        ("busbw_apparent_bytes_per_second", _RATE),
-        ("limit_bytes_per_second", _RATE),
-        ("limit_reference", _TEXT),
-        ("efficiency_ratio", _RATE),
-        ("bottleneck", _TEXT),
-        ("ranks_seen", pa.int32()),
-        ("last_rank", pa.int32()),
-    ]
+
+def _schema(*columns: tuple[pa.DataType, str]) -> pa.Schema:
+    """Columns in order: neighbours of one type by that type and their names."""
+    return pa.schema([(name, kind) for kind, names in columns for name in names.split()])
+
+
+OPERATIONS: Final = _schema(
+    (_TEXT, "job host"),
+    (_INT64, "pid tid"),
+    (_INT32, "rank"),
+    (_BOOL, "rank_is_inferred"),
+    (_INT32, "local_rank"),
+    (_TEXT, "comm_id"),
+    (_INT32, "comm_epoch"),
+    (_TEXT, "comm_ptr"),
+    (_INT32, "comm_rank comm_size"),
+    (_TEXT, "parallelism"),
+    (_INT32, "iteration"),
+    (_TEXT, "nccl_version op"),
+    (pa.uint64(), "op_count"),
+    (_INT64, "seq coll_seq"),
+    (_TEXT, "collective_id"),
+    (pa.uint64(), "count"),
+    (_TEXT, "dtype red_op"),
+    (_INT32, "root peer"),
+    (_TEXT, "send_buffer recv_buffer log_stream"),
+    (_INT64, "message_bytes logged_bytes wire_bytes"),
+    (_TEXT, "algorithm protocol"),
+    (_INT32, "channels"),
+    (_TEXT, "log_file kernel_file"),
+    (_INT64, "log_line logged_at_ns observed_at_ns launch_id kernel_correlation_id stream_id start_ns end_ns"),
+    (_INT64, "start_true_ns end_true_ns clock_uncertainty_ns"),
+    (_TEXT, "match"),
+    (_FLOAT32, "confidence"),
+    (_TEXT, "timing_source"),
+    (_FLOAT32, "timing_confidence"),
+    (_INT64, "duration_ns wait_ns transfer_ns"),
+    (_FLOAT64, "algbw_bytes_per_second busbw_bytes_per_second busbw_apparent_bytes_per_second"),
+    (_FLOAT64, "limit_bytes_per_second"),
+    (_TEXT, "limit_reference"),
+    (_FLOAT64, "efficiency_ratio"),
+    (_TEXT, "bottleneck"),
+    (_INT32, "ranks_seen last_rank"),
 )
 """`operations.parquet`: one row per logged operation."""
 
-KERNELS: Final = pa.schema(
-    [
-        ("host", _TEXT),
-        ("pid", pa.int64()),
-        ("kernel_file", _TEXT),
-        ("correlation_id", pa.int64()),
-        ("device_id", pa.int32()),
-        ("stream_id", pa.int64()),
-        ("library", _TEXT),
-        ("name", _TEXT),
-        ("op", _TEXT),
-        ("grid_x", pa.int32()),
-        ("block_x", pa.int32()),
-        ("static_shared_bytes", pa.int32()),
-        ("dynamic_shared_bytes", pa.int32()),
-        ("registers", pa.int32()),
-        ("launch_start_ns", _NS),
-        ("launch_end_ns", _NS),
-        ("launch_tid", pa.int64()),
-        ("start_ns", _NS),
-        ("end_ns", _NS),
-        ("start_true_ns", _NS),
-        ("end_true_ns", _NS),
-        ("censored", pa.bool_()),
-        ("launch_id", pa.int64()),
-        ("plan", pa.int32()),
-        ("replay", pa.int32()),
-        ("wait_ns", _NS),
-        ("transfer_ns", _NS),
-        ("busbw_bytes_per_second", _RATE),
-        ("ranks_seen", pa.int32()),
-    ]
+KERNELS: Final = _schema(
+    (_TEXT, "host"),
+    (_INT64, "pid"),
+    (_TEXT, "kernel_file"),
+    (_INT64, "correlation_id"),
+    (_INT32, "device_id"),
+    (_INT64, "stream_id"),
+    (_TEXT, "library name op"),
+    (_INT32, "grid_x block_x static_shared_bytes dynamic_shared_bytes registers"),
+    (_INT64, "launch_start_ns launch_end_ns launch_tid start_ns end_ns start_true_ns end_true_ns"),
+    (_BOOL, "censored"),
+    (_INT64, "launch_id"),
+    (_INT32, "plan replay"),
+    (_INT64, "wait_ns transfer_ns"),
+    (_FLOAT64, "busbw_bytes_per_second"),
+    (_INT32, "ranks_seen"),
 )
 """`kernels.parquet`: one row per record of a kernel that communicates."""
 
-LIMITS: Final = pa.struct([("topology", _RATE), ("nccl_model", _RATE), ("baseline", _RATE)])
+LIMITS: Final = pa.struct([(name, _FLOAT64) for name in ("topology", "nccl_model", "baseline")])
 """Limits by reference, in bytes per second."""
 
-MIX: Final = pa.struct([("op", _TEXT), ("operations", pa.int64()), ("bytes", pa.int64())])
+MIX: Final = pa.struct([("op", _TEXT), ("operations", _INT64), ("bytes", _INT64)])
 """One operation of a communicator's mix."""
 
-COMMUNICATORS: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("comm_id", _TEXT),
-        ("communicator", _TEXT),
-        ("group_name", _TEXT),
-        ("size", pa.int32()),
-        ("parallelism", _TEXT),
-        ("parallelism_confidence", pa.float32()),
-        ("ranks", pa.list_(pa.int32())),
-        ("ranks_are_inferred", pa.bool_()),
-        ("hosts", pa.list_(_TEXT)),
-        ("parent_comm_id", _TEXT),
-        ("split_count", pa.int64()),
-        ("color", pa.int64()),
-        ("identity", _TEXT),
-        ("identity_confidence", pa.float64()),
-        ("operations", pa.int64()),
-        ("bytes", pa.int64()),
-        ("first_ns", _NS),
-        ("last_ns", _NS),
-        ("limits", LIMITS),
-        ("bottleneck", _TEXT),
-        ("operation_mix", pa.list_(MIX)),
-        ("message_sizes", pa.int64()),
-        ("message_bytes_low", pa.int64()),
-        ("message_bytes_median", pa.int64()),
-        ("message_bytes_high", pa.int64()),
-        ("message_bytes_largest", pa.int64()),
-        ("operations_per_iteration", pa.float64()),
-        ("bytes_per_iteration", pa.float64()),
-        ("burstiness", pa.float64()),
-        ("period_ns", pa.float64()),
-        ("active_ratio", pa.float64()),
-        ("bursts_per_iteration", pa.float64()),
-        ("burst_ns", pa.float64()),
-        ("pause_ns", pa.float64()),
-    ]
+COMMUNICATORS: Final = _schema(
+    (_TEXT, "job comm_id communicator group_name"),
+    (_INT32, "size"),
+    (_TEXT, "parallelism"),
+    (_FLOAT32, "parallelism_confidence"),
+    (pa.list_(_INT32), "ranks"),
+    (_BOOL, "ranks_are_inferred"),
+    (pa.list_(_TEXT), "hosts"),
+    (_TEXT, "parent_comm_id"),
+    (_INT64, "split_count color"),
+    (_TEXT, "identity"),
+    (_FLOAT64, "identity_confidence"),
+    (_INT64, "operations bytes first_ns last_ns"),
+    (LIMITS, "limits"),
+    (_TEXT, "bottleneck"),
+    (pa.list_(MIX), "operation_mix"),
+    (_INT64, "message_sizes message_bytes_low message_bytes_median message_bytes_high message_bytes_largest"),
+    (_FLOAT64, "operations_per_iteration bytes_per_iteration burstiness period_ns active_ratio"),
+    (_FLOAT64, "bursts_per_iteration burst_ns pause_ns"),
 )
 """`communicators.parquet`: one row per communicator."""
 
-LAST_OPERATIONS: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("comm_id", _TEXT),
-        ("parallelism", _TEXT),
-        ("sender", pa.int32()),
-        ("receiver", pa.int32()),
-        ("comm_rank", pa.int32()),
-        ("rank", pa.int32()),
-        ("host", _TEXT),
-        ("pid", pa.int64()),
-        ("operations", pa.int64()),
-        ("behind", pa.int64()),
-        ("op", _TEXT),
-        ("collective_id", _TEXT),
-        ("logged_at_ns", _NS),
-        ("finished", pa.int64()),
-        ("stopped_at", _TEXT),
-        ("waits_for", pa.list_(pa.int32())),
-        ("blamed", pa.list_(pa.int32())),
-        ("last_words", _TEXT),
-    ]
+LAST_OPERATIONS: Final = _schema(
+    (_TEXT, "job comm_id parallelism"),
+    (_INT32, "sender receiver comm_rank rank"),
+    (_TEXT, "host"),
+    (_INT64, "pid operations behind"),
+    (_TEXT, "op collective_id"),
+    (_INT64, "logged_at_ns finished"),
+    (_TEXT, "stopped_at"),
+    (pa.list_(_INT32), "waits_for blamed"),
+    (_TEXT, "last_words"),
 )
 """`last_operations.parquet`: one row per rank of a communicator; of Send and Recv, per ordered pair and side."""
 
-ITERATIONS: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("host", _TEXT),
-        ("pid", pa.int64()),
-        ("rank", pa.int32()),
-        ("iteration", pa.int32()),
-        ("iteration_by", _TEXT),
-        ("iteration_confidence", pa.float64()),
-        ("begin_ns", _NS),
-        ("duration_ns", _NS),
-        ("operations", pa.int64()),
-        ("bytes", pa.int64()),
-        ("matched", pa.int64()),
-        ("communication_ns", _NS),
-        ("outside_ns", _NS),
-        ("exposed_ns", _NS),
-        ("communication_ratio", pa.float64()),
-        ("exposed_ratio", pa.float64()),
-    ]
+ITERATIONS: Final = _schema(
+    (_TEXT, "job host"),
+    (_INT64, "pid"),
+    (_INT32, "rank iteration"),
+    (_TEXT, "iteration_by"),
+    (_FLOAT64, "iteration_confidence"),
+    (_INT64, "begin_ns duration_ns operations bytes matched communication_ns outside_ns exposed_ns"),
+    (_FLOAT64, "communication_ratio exposed_ratio"),
 )
 """`iterations.parquet`: one row per rank and iteration."""
 
-STEP_BUDGET: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("host", _TEXT),
-        ("pid", pa.int64()),
-        ("rank", pa.int32()),
-        ("iteration", pa.int32()),
-        ("begin_ns", _NS),
-        ("duration_ns", _NS),
-        ("part", _TEXT),
-        ("parallelism", _TEXT),
-        ("part_ns", _NS),
-    ]
+STEP_BUDGET: Final = _schema(
+    (_TEXT, "job host"),
+    (_INT64, "pid"),
+    (_INT32, "rank iteration"),
+    (_INT64, "begin_ns duration_ns"),
+    (_TEXT, "part parallelism"),
+    (_INT64, "part_ns"),
 )
 """`step_budget.parquet`: one row per part of a step of a rank."""
 
-EXPECTED_TIMES: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("comm_id", _TEXT),
-        ("parallelism", _TEXT),
-        ("op", _TEXT),
-        ("message_bytes", pa.int64()),
-        ("transfers", pa.int64()),
-        ("transfer_low_ns", pa.float64()),
-        ("transfer_ns", pa.float64()),
-        ("transfer_high_ns", pa.float64()),
-        ("expected_low_ns", pa.float64()),
-        ("expected_ns", pa.float64()),
-        ("expected_high_ns", pa.float64()),
-        ("basis", _TEXT),
-        ("source", _TEXT),
-        ("samples", pa.int64()),
-        ("distance_ratio", pa.float64()),
-        ("over_expected_ratio", pa.float64()),
-        ("latency_ratio", pa.float64()),
-    ]
+EXPECTED_TIMES: Final = _schema(
+    (_TEXT, "job comm_id parallelism op"),
+    (_INT64, "message_bytes transfers"),
+    (_FLOAT64, "transfer_low_ns transfer_ns transfer_high_ns expected_low_ns expected_ns expected_high_ns"),
+    (_TEXT, "basis source"),
+    (_INT64, "samples"),
+    (_FLOAT64, "distance_ratio over_expected_ratio latency_ratio"),
 )
 """`expected_times.parquet`: one row per communicator, operation and size whose transfer was measured."""
 
-EXPECTED: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("comm_id", _TEXT),
-        ("parallelism", _TEXT),
-        ("comm_size", pa.int32()),
-        ("rank", pa.int32()),
-        ("iteration", pa.int32()),
-        ("op", _TEXT),
-        ("dtype", _TEXT),
-        ("count", pa.int64()),
-        ("expected", pa.int64()),
-        ("observed", pa.int64()),
-        ("logged_bytes", pa.int64()),
-        ("message_bytes", pa.int64()),
-        ("wire_bytes", pa.int64()),
-        ("reason", _TEXT),
-        ("rules", _TEXT),
-        ("is_control", pa.bool_()),
-    ]
+EXPECTED: Final = _schema(
+    (_TEXT, "job comm_id parallelism"),
+    (_INT32, "comm_size rank iteration"),
+    (_TEXT, "op dtype"),
+    (_INT64, "count expected observed logged_bytes message_bytes wire_bytes"),
+    (_TEXT, "reason rules"),
+    (_BOOL, "is_control"),
 )
 """`expected.parquet`: one row per rank, iteration, communicator and line, of jobs whose description is known."""
 
-EFFICIENCY: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("collective_id", _TEXT),
-        ("comm_id", _TEXT),
-        ("op", _TEXT),
-        ("reference", _TEXT),
-        ("limit_bytes_per_second", _RATE),
-        ("efficiency_ratio", _RATE),
-    ]
+EFFICIENCY: Final = _schema(
+    (_TEXT, "job collective_id comm_id op reference"),
+    (_FLOAT64, "limit_bytes_per_second efficiency_ratio"),
 )
 """`efficiency.parquet`: one row per measured collective and reference."""
 
-TRAFFIC: Final = pa.schema(
-    [
-        ("job", _TEXT),
-        ("from_rank", pa.int32()),
-        ("to_rank", pa.int32()),
-        ("from_host", _TEXT),
-        ("to_host", _TEXT),
-        ("through", _TEXT),
-        ("op", _TEXT),
-        ("parallelism", _TEXT),
-        ("bytes", pa.int64()),
-        ("assumed_bytes", pa.int64()),
-        ("assumed_order_bytes", pa.int64()),
-    ]
+TRAFFIC: Final = _schema(
+    (_TEXT, "job"),
+    (_INT32, "from_rank to_rank"),
+    (_TEXT, "from_host to_host through op parallelism"),
+    (_INT64, "bytes assumed_bytes assumed_order_bytes"),
 )
 """`traffic.parquet`: one row per sender, receiver, operation and parallelism."""
