@@ -21,53 +21,44 @@ _REMEMBERED: Final = 20_000
 _BOUNDS: Final = (4 * 1024, 64 * 1024, 1024**2, 16 * 1024**2, 256 * 1024**2)
 _CLASSES: Final = ("4KiB", "64KiB", "1MiB", "16MiB", "256MiB", "inf")
 
-COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("host", "string"),
-    ("pid", "int64"),
-    ("tid", "int64"),
-    ("rank", "int32"),
-    ("local_rank", "int32"),
-    ("comm_id", "string"),
-    ("comm_ptr", "string"),
-    ("comm_rank", "int32"),
-    ("comm_size", "int32"),
-    ("parallelism", "string"),
-    ("iteration", "int32"),
-    ("op", "string"),
-    ("op_count", "uint64"),
-    ("seq", "int64"),
-    ("coll_seq", "int64"),
-    ("count", "uint64"),
-    ("dtype", "string"),
-    ("red_op", "string"),
-    ("root", "int32"),
-    ("peer", "int32"),
-    ("message_bytes", "int64"),
-    ("log_file", "string"),
-    ("log_line", "int64"),
-    ("line_lost", "bool"),
-    ("line_torn", "bool"),
-    ("called_ns", "int64"),
-    ("launch_id", "int64"),
-    ("kernel", "string"),
-    ("grid", "int32"),
-    ("kernel_correlation_id", "int64"),
-    ("kernel_lost", "bool"),
-    ("kernel_cut", "bool"),
-    ("covered", "bool"),
-    ("stream_id", "int64"),
-    ("start_ns", "int64"),
-    ("end_ns", "int64"),
-    ("start_true_ns", "int64"),
-    ("end_true_ns", "int64"),
-    ("duration_ns", "int64"),
-    ("wait_ns", "int64"),
-    ("transfer_ns", "int64"),
-    ("modelled_transfer_ns", "int64"),
-    ("busbw_bytes_per_second", "float64"),
-    ("captured", "bool"),
-    ("graph_node_id", "int64"),
-    ("inspected", "bool"),
+Columns = tuple[tuple[str, str], ...]
+"""Names and types."""
+
+
+def _columns(*neighbours: tuple[str, str]) -> Columns:
+    """Columns in order: neighbours of one type by that type and their names."""
+    return tuple((name, kind) for kind, names in neighbours for name in names.split())
+
+
+COLUMNS: Final = _columns(
+    ("string", "host"),
+    ("int64", "pid tid"),
+    ("int32", "rank local_rank"),
+    ("string", "comm_id comm_ptr"),
+    ("int32", "comm_rank comm_size"),
+    ("string", "parallelism"),
+    ("int32", "iteration"),
+    ("string", "op"),
+    ("uint64", "op_count"),
+    ("int64", "seq coll_seq"),
+    ("uint64", "count"),
+    ("string", "dtype red_op"),
+    ("int32", "root peer"),
+    ("int64", "message_bytes"),
+    ("string", "log_file"),
+    ("int64", "log_line"),
+    ("bool", "line_lost line_torn"),
+    ("int64", "called_ns launch_id"),
+    ("string", "kernel"),
+    ("int32", "grid"),
+    ("int64", "kernel_correlation_id"),
+    ("bool", "kernel_lost kernel_cut covered"),
+    ("int64", "stream_id start_ns end_ns start_true_ns end_true_ns duration_ns wait_ns transfer_ns"),
+    ("int64", "modelled_transfer_ns"),
+    ("float64", "busbw_bytes_per_second"),
+    ("bool", "captured"),
+    ("int64", "graph_node_id"),
+    ("bool", "inspected"),
 )
 """Columns of `truth/operations.parquet`: one row per operation that a rank asked for, null if there is none.
 
@@ -75,72 +66,51 @@ The kernel of a captured operation is that of its graph's first replay; of a lau
 was recorded.
 """
 
-REPLAY_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("host", "string"),
-    ("pid", "int64"),
-    ("rank", "int32"),
-    ("comm_id", "string"),
-    ("iteration", "int32"),
-    ("launch_id", "int64"),
-    ("replay", "int64"),
-    ("graph", "int64"),
-    ("graph_node_id", "int64"),
-    ("correlation_id", "int64"),
-    ("kernel", "string"),
-    ("stream_id", "int64"),
-    ("covered", "bool"),
-    ("cut", "bool"),
-    ("lost", "bool"),
-    ("start_ns", "int64"),
-    ("end_ns", "int64"),
-    ("start_true_ns", "int64"),
-    ("end_true_ns", "int64"),
-    ("wait_ns", "int64"),
-    ("transfer_ns", "int64"),
-    ("busbw_bytes_per_second", "float64"),
+REPLAY_COLUMNS: Final = _columns(
+    ("string", "host"),
+    ("int64", "pid"),
+    ("int32", "rank"),
+    ("string", "comm_id"),
+    ("int32", "iteration"),
+    ("int64", "launch_id replay graph graph_node_id correlation_id"),
+    ("string", "kernel"),
+    ("int64", "stream_id"),
+    ("bool", "covered cut lost"),
+    ("int64", "start_ns end_ns start_true_ns end_true_ns wait_ns transfer_ns"),
+    ("float64", "busbw_bytes_per_second"),
 )
 """Columns of `truth/replays.parquet`: one row per kernel of every graph launch; `launch_id` is that of the captured
 operations in `truth/operations.parquet`. The file is written if there are graphs."""
 
-PLAN_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("host", "string"),
-    ("pid", "int64"),
-    ("rank", "int32"),
-    ("comm_id", "string"),
-    ("iteration", "int32"),
-    ("launch_id", "int64"),
-    ("plan", "int32"),
-    ("kernel", "string"),
-    ("grid", "int32"),
-    ("correlation_id", "int64"),
-    ("stream_id", "int64"),
-    ("covered", "bool"),
-    ("cut", "bool"),
-    ("lost", "bool"),
-    ("start_ns", "int64"),
-    ("end_ns", "int64"),
+PLAN_COLUMNS: Final = _columns(
+    ("string", "host"),
+    ("int64", "pid"),
+    ("int32", "rank"),
+    ("string", "comm_id"),
+    ("int32", "iteration"),
+    ("int64", "launch_id"),
+    ("int32", "plan"),
+    ("string", "kernel"),
+    ("int32", "grid"),
+    ("int64", "correlation_id stream_id"),
+    ("bool", "covered cut lost"),
+    ("int64", "start_ns end_ns"),
 )
 """Columns of `truth/plans.parquet`: one row per kernel of every launch that took several, by `launch_id` of
 `truth/operations.parquet`, whose times reach from the first one's start to the last one's end. The file is written
 if there are such launches."""
 
-OUTSIDE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("host", "string"),
-    ("pid", "int64"),
-    ("rank", "int32"),
-    ("comm_id", "string"),
-    ("iteration", "int32"),
-    ("kernel", "string"),
-    ("correlation_id", "int64"),
-    ("stream_id", "int64"),
-    ("covered", "bool"),
-    ("start_ns", "int64"),
-    ("end_ns", "int64"),
-    ("start_true_ns", "int64"),
-    ("end_true_ns", "int64"),
-    ("wait_ns", "int64"),
-    ("transfer_ns", "int64"),
-    ("busbw_bytes_per_second", "float64"),
+OUTSIDE_COLUMNS: Final = _columns(
+    ("string", "host"),
+    ("int64", "pid"),
+    ("int32", "rank"),
+    ("string", "comm_id"),
+    ("int32", "iteration"),
+    ("string", "kernel"),
+    ("int64", "correlation_id stream_id"),
+    ("bool", "covered"),
+    ("int64", "start_ns end_ns start_true_ns end_true_ns wait_ns transfer_ns"),
+    ("float64", "busbw_bytes_per_second"),
 )
 """Columns of `truth/outside.parquet`: one row per kernel of a library that communicates without NCCL. The file is
 written if there are such."""
@@ -163,7 +133,7 @@ class RowsFile:
     """
 
     path: Path
-    columns: tuple[tuple[str, str], ...] = COLUMNS
+    columns: Columns = COLUMNS
     _rows: list[Row] = field(default_factory=list[Row])
     _writer: Any = None
     _arrow: Any = None

@@ -224,6 +224,9 @@ def _rules(since: Version, counting: Counting, one_rank: KernelClass | None, **m
     return LaunchRules(since=since, counting=counting, empty_collectives_launch=empty, one_rank=one_rank, **more)
 
 
+_ONE_RANK: Final = KernelClass.ONE_RANK_REDUCE
+_SINCE_2_20: Final = {"empty_collectives_launch": False, "one_rank_average_launches": True}
+
 RULES: Final[tuple[LaunchRules, ...]] = (
     _rules((0, 0, 0), Counting.NEVER, None),
     _rules((2, 9, 0), Counting.WITH_PROXY, None),
@@ -232,40 +235,14 @@ RULES: Final[tuple[LaunchRules, ...]] = (
     _rules((2, 13, 0), Counting.PER_PLAN, KernelClass.SEND_RECV, shows_send_recv=True, internal_stream=True),
     _rules((2, 14, 0), Counting.PER_PLAN, KernelClass.SEND_RECV, internal_stream=True),
     _rules((2, 15, 0), Counting.PER_PLAN, KernelClass.SEND_RECV),
-    _rules((2, 19, 0), Counting.PER_PLAN, KernelClass.ONE_RANK_REDUCE, one_rank_average_launches=True),
-    _rules(
-        (2, 20, 3),
-        Counting.PER_PLAN,
-        KernelClass.ONE_RANK_REDUCE,
-        empty_collectives_launch=False,
-        one_rank_average_launches=True,
-    ),
-    _rules(
-        (2, 27, 0),
-        Counting.WITH_PROXY,
-        KernelClass.ONE_RANK_REDUCE,
-        empty_collectives_launch=False,
-        one_rank_average_launches=True,
-    ),
-    _rules(
-        (2, 29, 0),
-        Counting.WITH_PROXY,
-        KernelClass.ONE_RANK_REDUCE,
-        empty_collectives_launch=False,
-        one_rank_average_launches=True,
-        all_gather_v=True,
-    ),
+    _rules((2, 19, 0), Counting.PER_PLAN, _ONE_RANK, one_rank_average_launches=True),
+    _rules((2, 20, 3), Counting.PER_PLAN, _ONE_RANK, **_SINCE_2_20),
+    _rules((2, 27, 0), Counting.WITH_PROXY, _ONE_RANK, **_SINCE_2_20),
+    _rules((2, 29, 0), Counting.WITH_PROXY, _ONE_RANK, **_SINCE_2_20, all_gather_v=True),
 )
 """Ascending; a version follows the last row that is not newer. *Source:* NCCL `src/enqueue.cc`, tag by tag."""
 
-PERMISSIVE: Final = _rules(
-    (0, 0, 0),
-    Counting.WITH_PROXY,
-    KernelClass.ONE_RANK_REDUCE,
-    empty_collectives_launch=False,
-    one_rank_average_launches=True,
-    all_gather_v=True,
-)
+PERMISSIVE: Final = _rules((0, 0, 0), Counting.WITH_PROXY, _ONE_RANK, **_SINCE_2_20, all_gather_v=True)
 """For an unknown version: opCount is believed only if it moves."""
 
 
