@@ -67,6 +67,16 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
     return simulated_batches(_JOB, tmp_path_factory.mktemp("job"), portions=12)
 
 
+@pytest.fixture(scope="module")
+def hang(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Batch], int]:
+    """Logs of a job that hangs, and a time long after its last line."""
+    folder = tmp_path_factory.mktemp("hang")
+    job = replace(_JOB, iterations=30, capture="none", faults=parse_faults(["hang:rank=0,at=20"]))
+    write(job, folder)
+    batches = [batch for turn in zip_longest(*log_batches(folder, portions=4)) for batch in turn if batch]
+    return batches, job.start_ns + 60 * SECOND_NS
+
+
 class _Life:
     """One run of a service over a folder, without its ports; `kill` leaves what a kill -9 leaves."""
 
@@ -99,6 +109,12 @@ class _Life:
             self.tick(number * SECOND_NS)
         self.sync()
         return len(batches) - done
+
+    def send_and_keep(self, batches: list[Batch], *cuts: int, **who: str) -> None:
+        """Sends up to each of these numbers of batches, and writes the state then."""
+        for cut in cuts:
+            self.send(batches[:cut], **who)
+            self.persistence.close(self.state)
 
     def tick(self, now_ns: int) -> list[FindingEvent]:
         """Works on what came."""
@@ -183,9 +199,7 @@ def test_a_killed_service_goes_on_exactly(
 
 def test_a_state_file_takes_the_place_of_the_journal_before_it(batches: list[Batch], tmp_path: Path) -> None:
     life = _Life(tmp_path)
-    for cut in (3, 6, 9):
-        life.send(batches[:cut])
-        life.persistence.close(life.state)
+    life.send_and_keep(batches, 3, 6, 9)
     life.kill()
     assert len(list((tmp_path / "state").glob("*.state"))) == 2
     firsts = [read_segment(path.read_bytes()).records[0].number for path in sorted((tmp_path / "journal").iterdir())]
@@ -320,9 +334,7 @@ def test_a_damaged_state_file_costs_a_longer_replay_and_nothing_else(
     batches: list[Batch], whole: Callable[[int], Pipeline], tmp_path: Path
 ) -> None:
     life = _Life(tmp_path / "data")
-    for cut in (4, 8):
-        life.send(batches[:cut])
-        life.persistence.close(life.state)
+    life.send_and_keep(batches, 4, 8)
     life.kill()
     newest = max((tmp_path / "data" / "state").glob("*.state"))
     data = bytearray(newest.read_bytes())
@@ -385,9 +397,7 @@ def test_the_state_of_another_version_is_set_aside_and_the_service_begins_anew(
     batches: list[Batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = _Life(tmp_path)
-    for cut in (2, 4, 6):
-        life.send(batches[:cut])
-        life.persistence.close(life.state)
+    life.send_and_keep(batches, 2, 4, 6)
     life.kill()
     monkeypatch.setattr(state, "_FORMAT", 0)
     again = _Life(tmp_path)
@@ -420,9 +430,7 @@ def test_after_an_upgrade_a_whole_journal_gives_the_state_again(
     batches: list[Batch], whole: Callable[[int], Pipeline], tmp_path: Path
 ) -> None:
     life = _Life(tmp_path / "data", _KEEPING)
-    for cut in (3, 6, 9):
-        life.send(batches[:cut])
-        life.persistence.close(life.state)
+    life.send_and_keep(batches, 3, 6, 9)
     life.kill()
     _upgrade(tmp_path / "data")
     for replayed in (9, 0):  # the second start finds the state that the first one wrote
@@ -438,9 +446,7 @@ def test_after_an_upgrade_jobs_that_began_within_the_journal_go_on_and_agents_of
     batches: list[Batch], tmp_path: Path
 ) -> None:
     life = _Life(tmp_path)
-    for cut in (2, 4, 6):
-        life.send(batches[:cut], agent="old", job="long")
-        life.persistence.close(life.state)
+    life.send_and_keep(batches, 2, 4, 6, agent="old", job="long")
     life.send(batches[:8], agent="new", job="short")
     life.send(batches[:3], agent="late", job="long")
     life.send(batches[:7], agent="old", job="long")
@@ -460,9 +466,7 @@ def test_after_an_upgrade_jobs_that_began_within_the_journal_go_on_and_agents_of
 
 def test_an_agent_that_reads_again_after_an_upgrade_is_whole_from_then_on(batches: list[Batch], tmp_path: Path) -> None:
     life = _Life(tmp_path)
-    for cut in (2, 4, 6):
-        life.send(batches[:cut], agent="old", job="long")
-        life.persistence.close(life.state)
+    life.send_and_keep(batches, 2, 4, 6, agent="old", job="long")
     life.send(batches[:2], agent="new", job="short")
     life.kill()
     _upgrade(tmp_path)
@@ -477,11 +481,10 @@ def test_an_agent_that_reads_again_after_an_upgrade_is_whole_from_then_on(batche
     third.kill()
 
 
-def test_after_an_upgrade_findings_that_were_told_are_not_told_again(tmp_path: Path) -> None:
-    hang = replace(_JOB, iterations=30, capture="none", faults=parse_faults(["hang:rank=0,at=20"]))
-    write(hang, tmp_path / "job")
-    batches = [batch for turn in zip_longest(*log_batches(tmp_path / "job", portions=4)) for batch in turn if batch]
-    end_ns = hang.start_ns + 60 * SECOND_NS
+def test_after_an_upgrade_findings_that_were_told_are_not_told_again(
+    hang: tuple[list[Batch], int], tmp_path: Path
+) -> None:
+    batches, end_ns = hang
     life = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
     for cut in (1, 2, 3):
         life.send([log_batch(10 * at, 10 * at + 10) for at in range(cut)], agent="old", job="long")
@@ -532,11 +535,10 @@ def test_a_journal_of_another_format_is_set_aside_and_the_service_begins_anew(
     again.kill()
 
 
-def test_an_open_finding_keeps_its_id_and_its_beginning_and_is_not_told_again(tmp_path: Path) -> None:
-    hang = replace(_JOB, iterations=30, capture="none", faults=parse_faults(["hang:rank=0,at=20"]))
-    write(hang, tmp_path / "job")
-    batches = [batch for turn in zip_longest(*log_batches(tmp_path / "job", portions=4)) for batch in turn if batch]
-    end_ns = hang.start_ns + 60 * SECOND_NS
+def test_an_open_finding_keeps_its_id_and_its_beginning_and_is_not_told_again(
+    hang: tuple[list[Batch], int], tmp_path: Path
+) -> None:
+    batches, end_ns = hang
     life = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
     life.send(batches)
     opened = [event for at in range(-60, 3) for event in life.tick(end_ns + at * SECOND_NS)]
@@ -553,12 +555,9 @@ def test_an_open_finding_keeps_its_id_and_its_beginning_and_is_not_told_again(tm
 
 
 def test_marks_and_thresholds_survive_a_kill_and_a_muted_finding_is_told_again_when_its_mute_ends(
-    tmp_path: Path,
+    hang: tuple[list[Batch], int], tmp_path: Path
 ) -> None:
-    hang = replace(_JOB, iterations=30, capture="none", faults=parse_faults(["hang:rank=0,at=20"]))
-    write(hang, tmp_path / "job")
-    batches = [batch for turn in zip_longest(*log_batches(tmp_path / "job", portions=4)) for batch in turn if batch]
-    end_ns = hang.start_ns + 60 * SECOND_NS
+    batches, end_ns = hang
     life = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
     life.operate(
         FindingMarked(
