@@ -92,7 +92,7 @@ def operation_line(file: int, template: int) -> bytes:
 
 @dataclass(slots=True)
 class Counted:
-    """What the service was given."""
+    """Rows that the service was given."""
 
     operations: int = 0
 
@@ -103,7 +103,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used since its start."""
+    """Time and memory that a process has used since its start."""
 
     cpu_seconds: float
     read_bytes: int
@@ -149,7 +149,7 @@ async def measure(folder: Path, rate: int, given: argparse.Namespace) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What an agent used in some seconds."""
+    """Time and memory that an agent used in some seconds."""
 
     seconds: float
     cpu_seconds: float

@@ -45,7 +45,7 @@ class Message:
 
 @dataclass(slots=True)
 class Inbox:
-    """What the receiver has got so far."""
+    """Alerts that the receiver has got so far."""
 
     port: int = 0
     messages: list[Message] = field(default_factory=list[Message])
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def missing_programs() -> list[str]:
-    """What must be installed for it, and is not."""
+    """Programs that must be installed for it, and are not."""
     missing = [] if shutil.which("prometheus") else ["prometheus"]
     return missing if _alertmanager() else [*missing, "prometheus-alertmanager"]
 

@@ -101,7 +101,7 @@ class Live:
 
 @dataclass(slots=True)
 class Shown:
-    """What all runs of a scenario came to."""
+    """Results of all runs of a scenario."""
 
     ours: list[Floats] = field(default_factory=list[Floats])
     ends: list[Floats] = field(default_factory=list[Floats])
@@ -259,7 +259,7 @@ def _by_prior(promised_ns: int | None, random: np.random.Generator) -> tuple[flo
 
 
 def _heard(offset: float, rate: float, random: np.random.Generator) -> int | None:
-    """What the service knows of an agent's clock after a minute of heartbeats."""
+    """Offset of an agent's clock, as the service knows it after a minute of heartbeats."""
     agent = KnownAgent(
         Hello(
             protocol_version=1, software_version="", agent_id="a", session_id="s", name="a", host="a", job="j", pid=1

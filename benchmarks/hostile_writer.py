@@ -146,7 +146,7 @@ def _write(folder: Path, seconds: float, rate: int) -> int:
 
 
 def hostile_lines() -> Iterator[str]:
-    """What a hostile writer logs: each name once or twice."""
+    """Lines of a hostile writer: each name comes once or twice."""
     for number in itertools.count():
         pid, pointer = 1000 + number % 1000, f"0x{0x55AA00000000 + 64 * number:x}"
         own = f"node1:{pid}:{pid} [0] NCCL INFO"

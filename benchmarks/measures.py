@@ -88,7 +88,7 @@ class Spoilt(ClockEstimator):
 
 
 def _believed(pipeline: Pipeline, hosts: Row) -> None:
-    """What heartbeats tell, wrong by 1 ms for every other host."""
+    """Clocks as heartbeats tell them, wrong by 1 ms for every other host."""
     priors = {
         name: ClockPrior(heartbeat_offset_ns=clock["offset_ns"] + WRONG_NS * (place % 2), error_ns=None)
         for place, (name, clock) in enumerate(sorted(hosts.items()))
@@ -180,7 +180,7 @@ def print_jobs(iterations: int) -> None:
 
 
 class Truth:
-    """What the simulator knows of a job."""
+    """The simulator's knowledge of a job."""
 
     def __init__(self, folder: Path) -> None:
         self.hosts: Row = json.loads((folder / "truth" / "job.json").read_text())["hosts"]

@@ -137,7 +137,7 @@ def time_large_job() -> None:
 
 
 def time_full_window(ranks: int) -> None:
-    """What is shown of a job with all its operations in memory."""
+    """Answers about a job with all its operations in memory."""
     job = large_job(ranks)
     store, health = job.store, ServiceHealth(version="0")
     sums, seconds = busy_window(store, OPERATIONS)

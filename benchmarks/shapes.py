@@ -1,4 +1,4 @@
-"""What is found without a hint in simulated jobs of many shapes, against the truth.
+"""Parallelism, iterations and counts that are found without a hint in simulated jobs of many shapes, against the truth.
 
     python benchmarks/shapes.py [--capture none|full] [--lost 0.1] [--only TEXT] [--counts]
 
@@ -111,7 +111,7 @@ Counts = Counter[tuple[int, int, str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found of a job, and the truth."""
+    """Everything found of a job, and the truth."""
 
     store: Store
     operations: list[Row]
@@ -135,7 +135,7 @@ class Found:
         return float(np.mean(same))
 
     def counts(self) -> tuple[Counts, Counts]:
-        """What was counted, and what the program called; communicators of one rank are of no kind."""
+        """Operations that were counted, and those that the program called; communicators of one rank are of no kind."""
         found: Counts = Counter(_key(row) for row in self.operations)
         true: Counts = Counter(_key(row) for row in self.truth.values())
         return found, true
@@ -145,7 +145,7 @@ class Found:
         return self.truth[Path(row["log_file"]).name, row["log_line"]]
 
     def calls(self) -> Mapping[tuple[str, str | None], Calls]:
-        """What the report says of one rank in one iteration."""
+        """Calls of one rank in one iteration, as the report says them."""
         return calls_per_iteration(select(self.store))
 
 

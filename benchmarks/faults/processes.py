@@ -27,7 +27,7 @@ _NEW_NETWORK: Final = 0x40000000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What is wrong with the machine that a process believes to be on."""
+    """Faults of the machine that a process believes to be on."""
 
     sync_seconds: float = 0.0
     """What a sync to disk takes longer: fsync and fdatasync of the service, a synced transaction of the spool."""

@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 
 class Weather(Enum):
-    """What the relay does."""
+    """Behaviour of the relay."""
 
     CLEAR = auto()
     CUT = auto()

@@ -218,7 +218,7 @@ class World:
         return {reason.decode(): int(float(number)) for reason, number in _GAPS.findall(self.get("/metrics") or b"")}
 
     def get(self, path: str) -> bytes | None:
-        """What the service answers; None where it does not."""
+        """The answer of the service; None where it gives none."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}{path}", timeout=5) as answer:
                 body: bytes = answer.read()

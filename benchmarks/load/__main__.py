@@ -245,7 +245,7 @@ def _total(report: Report, name: str) -> int:
 
 
 def _print_end(agents: list[_Agents], watch: Watch, last: Look | None) -> int:
-    """What was sent, and what of it the service counts."""
+    """Operations that were sent, and those of them that the service counts."""
     ends = [each.reports[-1] for each in agents if each.reports]
     sent = sum(_total(end, "operations") for end in ends)
     due = sum(_total(end, "due") for end in ends)

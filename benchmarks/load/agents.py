@@ -28,7 +28,7 @@ from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one process does."""
+    """The work of one process."""
 
     hosts: tuple[RecordedHost, ...]
     offsets_ns: tuple[int, ...]

@@ -46,7 +46,7 @@ class RecordedLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedExport:
-    """What an export of the stretch holds."""
+    """Content of an export of the stretch."""
 
     dictionaries: Batch
     tables: dict[str, Columns]
@@ -207,7 +207,7 @@ def _log(
 
 
 def _export(batches: list[Batch], first: dict[int, tuple[int, int]], begins_ns: int) -> RecordedExport:
-    """What of each process is between its first operation of the stretch and of the next."""
+    """Rows of each process between its first operation of the stretch and of the next."""
     known = _dictionaries(batches)
     capture = next(capture for batch in batches for capture in batch.captures)
     tables: dict[str, Columns] = {}

@@ -228,7 +228,7 @@ class HostFollower:
         return sum(log.due(job_ns) for log in self._logs)
 
     def poll(self, now_wall_ns: int) -> Iterable[Batch]:
-        """What is new; `now_wall_ns` is the host's own clock."""
+        """New batches; `now_wall_ns` is the host's own clock."""
         job_ns = self._schedule.job_ns(min(now_wall_ns - self._offset_ns, self._end_ns))
         for log in self._logs:
             batch = log.read(job_ns, self._schedule)
@@ -251,7 +251,7 @@ class HostFollower:
         return ()
 
     def statistics(self) -> FollowerStatistics:
-        """What an agent tells of its files."""
+        """Health of an agent as it tells it."""
         return FollowerStatistics(files=len(self._logs), lines_total=self.operations, lag_bytes=200 * self._left)
 
     @property

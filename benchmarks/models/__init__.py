@@ -1,1 +1,1 @@
-"""What the models say, held against what was published and measured."""
+"""The models, held against what was published and measured."""

@@ -159,7 +159,7 @@ def _shape(
 
 
 def observed(config: SimulationConfig) -> StepLines:
-    """What the log of this job shows, iteration by iteration."""
+    """Lines of this job's log, iteration by iteration."""
     with tempfile.TemporaryDirectory() as folder:
         write(config, Path(folder) / "job")
         run = run_offline([Path(folder) / "job" / "logs"], job="job", settings=PipelineSettings())

@@ -150,7 +150,7 @@ _TABLES_OF_CHAPTER_4 = (
 
 
 def whole_run(job: Job, stage: int) -> list[Emitted]:
-    """What one rank of this stage does in the whole run: the start and ten iterations; FP16 steps all overflowed."""
+    """All operations of one rank of this stage: the start and ten iterations; FP16 steps all overflowed."""
     step = Step(is_skipped=job.training.precision is Precision.FP16)
     return [*start(job, stage), *(operation.times(ITERATIONS) for operation in iteration(job, stage, step))]
 

@@ -59,7 +59,7 @@ class SourceState:
     gives: str
     costs: str
     how: str
-    """What to do to have it; empty if it is there."""
+    """Advice on how to have it; empty if it is there."""
 
 
 def source_states(facts: SourceFacts, version: NcclVersion | None) -> list[SourceState]:

@@ -235,7 +235,7 @@ class DemoRun:
             time.sleep(0.2)
 
     def new_pauses(self) -> list[str]:
-        """What the simulator said since the last look of times in which it could not keep up."""
+        """Sentences of the simulator, since the last look, on times in which it could not keep up."""
         lines = (self.folder / "cluster.log").read_text(errors="replace").splitlines()
         pauses = [line for line in lines if line.startswith(BEHIND)]
         new, self._pauses_told = pauses[self._pauses_told :], len(pauses)

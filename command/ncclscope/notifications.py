@@ -52,7 +52,7 @@ class Notifications:
         return tuple(receivers)
 
     def pushers(self) -> tuple[Push, ...]:
-        """What exports metrics; call `for_service` first, which checks that the package is there."""
+        """Exporters of metrics; call `for_service` first, which checks that the package is there."""
         if self.otlp_url is None:
             return ()
         from ncclscope_service.serve.otlp import otlp_metrics  # noqa: PLC0415  (needs [otlp])

@@ -40,7 +40,7 @@ def parse_contention(text: str) -> Contention:
 
 
 class SharedLinks:
-    """What was sent when, by node, medium and kind of parallelism."""
+    """Bytes sent over time, by node, medium and kind of parallelism."""
 
     def __init__(self) -> None:
         self._busy: defaultdict[tuple[int, str], dict[str, list[tuple[int, int]]]] = defaultdict(dict)

@@ -25,7 +25,7 @@ _OPTIMIZER_BYTES = 34
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSpeed:
-    """What a GPU can do."""
+    """Speeds of a GPU."""
 
     tflops: float
     """Dense, in 16 bits."""
@@ -79,7 +79,7 @@ class PassTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What a rank computes with: widths are its own part."""
+    """Sizes of what a rank computes: widths are its own part."""
 
     tokens: int
     sequence: int

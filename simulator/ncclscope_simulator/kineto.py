@@ -269,7 +269,7 @@ def _is_recorded(config: SimulationConfig, iteration: int) -> bool:
 
 
 def _calls(launch: Launch) -> Iterator[tuple[str, Operation, tuple[int, int]]]:
-    """What PyTorch calls, with elements in and out. The Sends and Recvs of an all-to-all are one call."""
+    """The calls of PyTorch, with elements in and out. The Sends and Recvs of an all-to-all are one call."""
     size = launch.endpoint.group.size
     operations = launch.operations
     if launch.endpoint.group.parallelism == "EP" and not operations[0].collective:

@@ -22,7 +22,7 @@ _TIMERS = 16
 
 
 def place_of(script: Script, chunk: int) -> Place:
-    """What a chunk of the rank's stage holds; interleaved chunks go round the stages."""
+    """Layers of a chunk of the rank's stage; interleaved chunks go round the stages."""
     config, each = script.config, script.config.layers // script.config.interleave
     begin = (chunk * config.pp + script.stage) * each
     return Place(

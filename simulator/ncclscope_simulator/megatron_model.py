@@ -14,7 +14,7 @@ from math import ceil, lcm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronModel:
-    """What Megatron-LM is told of a model and its training, beyond the sizes that every simulated job has."""
+    """Settings of Megatron-LM for a model and its training, beyond the sizes that every simulated job has."""
 
     micro_batch: int = 1
     """Samples."""

@@ -117,7 +117,7 @@ def collective_rows(selection: Selection) -> Columns:
 
 
 def utilizations(selection: Selection, sums: Totals) -> list[Utilization]:
-    """What share of their peak GPUs compute, by job whose description and GPU are known."""
+    """Share of their peak that GPUs compute, by job whose description and GPU are known."""
     jobs = np.asarray(selection.store.process_job, dtype=object)
     job_of = jobs[sums.iterations["process"]] if len(sums.iterations) else np.empty(0, dtype=object)
     found = [

@@ -125,7 +125,7 @@ class FindingMarked(msgspec.Struct, frozen=True, kw_only=True, tag="mark", omit_
 
 
 OperatorEntry: TypeAlias = ThresholdsChanged | FindingMarked
-"""What a person did."""
+"""Entries of what a person did."""
 Entry: TypeAlias = (
     HelloSaid | BatchTaken | SessionForgotten | GoodbyeSaid | Ticked | NotificationSettled | OperatorEntry
 )

@@ -18,7 +18,7 @@ from ncclscope_service.store.plan_records import PlanClass, PlanEdit, PlanField,
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job should send and what it sent."""
+    """Operations that a job should send, beside those that it sent."""
 
     job: str
     described: Completed
@@ -29,13 +29,13 @@ class Plan:
 
     @property
     def basis(self) -> Basis:
-        """What the rules rest on."""
+        """Basis of the rules."""
         job = self.described.job
         return basis(job.framework, job.version)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the job does that no rule describes."""
+        """Features of the job that no rule describes."""
         job = self.described.job
         return not_covered(job) if job.framework is Framework.MEGATRON else ()
 

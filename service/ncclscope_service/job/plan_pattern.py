@@ -80,7 +80,7 @@ class PatternInput:
 
 
 def pattern_input(known: Store, job: str, described: Job, order: Order) -> PatternInput:
-    """What the log has of the last whole iterations of a job."""
+    """Calls of the last whole iterations of a job, from the log."""
     places = places_of(known, job)
     rows, iterations = _whole_iterations(known, places)
     sized = rows[rows["message_bytes"] > 0]

@@ -1,4 +1,4 @@
-"""What each rank logged in each iteration, line by line: what is held against a job's description.
+"""Lines that each rank logged in each iteration: they are held against a job's description.
 
 The first and the last iteration of a rank are left out: the log may have a part of them. Operations whose communicator,
 rank or iteration is not known are left out too, and so are those of which only a kernel is known, whose places are

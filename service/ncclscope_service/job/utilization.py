@@ -1,4 +1,4 @@
-"""What share of their peak the GPUs of a job compute, where its description and its GPU are known; never guessed.
+"""Share of their peak that the GPUs of a job compute, where its description and its GPU are known; never guessed.
 
 MFU counts the operations of the model, HFU those that are computed a second time too. A step lasts as long as the
 median iteration. A job whose traffic names another field than its description has neither, nor one in 32 bits.

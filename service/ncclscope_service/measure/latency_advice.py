@@ -79,7 +79,7 @@ def _saved_ns(of: LatencyAdvice) -> float:
 
 
 def _algorithm(known: Store, communicator: int, op: int, message_bytes: int) -> str | None:
-    """What most of the newest such operations ran as."""
+    """Algorithm of most of the newest such operations."""
     rows = known.operations.rows[-_LOOKED_AT:]
     members = list((known.communicators[communicator].members or {}).values())
     mine = np.isin(rows["member"], members) & (rows["message_bytes"] == message_bytes) & (rows["algorithm"] >= 0)

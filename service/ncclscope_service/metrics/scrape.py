@@ -336,7 +336,7 @@ def _add_culprits(collected: _Collected, store: Store) -> None:
 
 
 def _cost_seconds(finding: Finding) -> float | None:
-    """What a step takes longer by it."""
+    """Seconds by which it lengthens a step."""
     cost = finding.evidence.get("cost_ns")
     if finding.kind is FindingKind.SLOW_STEPS:
         now, before = finding.evidence.get("step_ns"), finding.evidence.get("step_before_ns")

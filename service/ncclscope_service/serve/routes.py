@@ -103,7 +103,7 @@ class ServiceView(Protocol):
         ...
 
     def marks(self) -> MarksView:
-        """What people said of findings."""
+        """Marks that people set on findings."""
         ...
 
     def mark(self, asked: MarkRequest) -> None:
@@ -428,7 +428,7 @@ class _JobAnswers:
         return self._answer(request, lambda asked, _: steps_view(asked.store.step_histories.get(asked.job)))
 
     async def plan(self, request: Request) -> Response:
-        """What the job should send, and what it sends."""
+        """Operations that the job should send, beside those that it sends."""
         return self._answer(request, lambda asked, _: asked.store.plans.get(asked.job))
 
     async def sizes(self, request: Request) -> Response:

@@ -168,7 +168,7 @@ class ServiceViews:
         return self._state.findings()
 
     def marks(self) -> MarksView:
-        """What people said of findings, as far as it holds."""
+        """Marks of people on findings, as far as they hold."""
         marks = self._state.marks
         return MarksView(acknowledged=marks.acknowledged, mutes=tuple(marks.mutes.values()))
 

@@ -214,7 +214,7 @@ def recent_wait_ratio(sums: RecentSums, count: int, window: Window) -> Floats:
 
 
 def bytes_of_communicators(store: Store) -> NDArray[np.int64]:
-    """What each has moved since the start, over all ranks."""
+    """Bytes that each has moved since the start, over all ranks."""
     series = store.series.rows
     whose = np.maximum(series["communicator"], 0)
     return np.bincount(whose, weights=series["bytes"], minlength=len(store.communicators)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What people say of findings: acknowledged, until the fault is over, and muted, for a time.
+"""Marks of people on findings: acknowledged, until the fault is over, and muted, for a time.
 
 An acknowledgement is of one finding. A mute is of one finding, or of all that fit a kind, a job, ranks and hosts, those
 that open later included. A muted finding is shown and counted as ever; it notifies nobody and fires no alert. When its

@@ -153,7 +153,7 @@ def _now_ns(part: _Part, step_ns: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """What is lost to ranks over time."""
+    """Time lost to ranks, over time."""
 
     ranks: list[int]
     begin_ns: int

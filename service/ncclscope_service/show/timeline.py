@@ -90,7 +90,7 @@ class TimelineSum:
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """What the lanes are, and on which lane each of the newest operations is."""
+    """Lanes, and on which lane each of the newest operations is."""
 
     names: tuple[str, ...]
     ranks: Int64s
@@ -331,7 +331,7 @@ def _unknown(query: JobQuery, lanes: _Lanes, bounds: tuple[int, int], has_kernel
 
 
 def _gaps(spans: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> list[tuple[int, int]]:
-    """What the spans leave of the bounds, without gaps of less than a thousandth of them."""
+    """Stretches of the bounds that the spans leave, without gaps of less than a thousandth of them."""
     begin, last = bounds
     columns = np.array(spans, np.int64).reshape(-1, 2)
     whole = union(Spans(np.zeros(len(columns), np.int64), columns[:, 0], columns[:, 1]))

@@ -76,7 +76,7 @@ class PlanRecord:
     """The job in words."""
     verdict: str
     rules: str
-    """What the rules rest on."""
+    """Basis of the rules."""
     may_raise: bool
     """Whether a difference may be a finding."""
     not_covered: tuple[str, ...]

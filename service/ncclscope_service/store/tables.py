@@ -262,7 +262,7 @@ class Store:
         return self.retired.kinds[kind] > 0 or any(state.source.kind is kind for state in self.sources)
 
     def expected_step_of(self, job: str) -> ExpectedStep | None:
-        """What a step of the job should take; None unless its traffic is what the description says."""
+        """Time that a step of the job should take; None unless its traffic is what the description says."""
         plan = self.plans.get(job)
         return self.expected_step if plan is not None and not plan.edits else None
 

@@ -52,7 +52,7 @@ def _nodes(selection: Selection, traffic: Traffic) -> Iterator[Picture]:
 
 
 def _rows(traffic: Traffic, job: str) -> Iterator[tuple[int, int | None, Way, int]]:
-    """What the job sent, from rank to rank; nothing where only nodes are known."""
+    """Bytes that the job sent from rank to rank; nothing where only nodes are known."""
     for row in traffic.rows:
         if row.sender.job == job and row.sender.rank is not None:
             yield row.sender.rank, None if row.receiver is None else row.receiver.rank, _WAYS[row.through], row.bytes
@@ -150,7 +150,7 @@ def _node_caption(graph: NodeGraph, traffic: Traffic) -> str:
 
 
 def _missing_text(found: SeatedMachines) -> str:
-    """What is not drawn of a job."""
+    """Parts of a job that are not drawn."""
     more, without = found.kinds - len(found.machines), found.hosts_without
     text = f" {more} more kinds of nodes are not drawn." if more else ""
     if without:

@@ -154,7 +154,7 @@ def kernel_totals(selection: Selection) -> list[KernelTotal]:
 
 
 def outside_measures(selection: Selection) -> Columns:
-    """What `kernel_measures` gives, of the kernels that communicate without NCCL: matched by their times."""
+    """As `kernel_measures`, of the kernels that communicate without NCCL: matched by their times."""
     store, part = selection.store, selection.outside
     columns = {name: part.column(name).astype(np.int64) for name in ("process", "template", "start_ns", "end_ns")}
     templates = store.kernel_templates.take(columns["template"], "device_id", "name")
