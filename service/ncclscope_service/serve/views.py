@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import msgspec
 from anyio import to_thread
 
 from ncclscope_service.detect.settings import checked_change
@@ -175,19 +176,10 @@ class ServiceViews:
     def mark(self, asked: MarkRequest) -> None:
         """Acknowledges or mutes findings, or takes it back. Raises ConfigError if that cannot be done."""
         now_ns = time.time_ns()
-        entry = FindingMarked(
-            action=asked.action,
-            at_ns=now_ns,
-            by=asked.by,
-            note=asked.note,
-            finding=asked.finding,
-            kind=asked.kind,
-            job=asked.job,
-            ranks=asked.ranks,
-            hosts=asked.hosts,
-            until_ns=now_ns + round(asked.seconds * 1e9) if asked.action is MarkAction.MUTE else 0,
-            mute=asked.mute,
-        )
+        given = msgspec.structs.asdict(asked)
+        seconds = given.pop("seconds")
+        until_ns = now_ns + round(seconds * 1e9) if asked.action is MarkAction.MUTE else 0
+        entry = FindingMarked(**given, at_ns=now_ns, until_ns=until_ns)
         self._state.marks.check(entry, self._state.pipeline.store.findings)
         self._on_operator(entry)
 
@@ -284,25 +276,17 @@ class ServiceViews:
         )
 
 
+_OF_RECORD: Final = ("name", "host", "job", "connected", "said_goodbye", "last_contact_ns")
+
+
 def _agent_view(record: AgentRecord) -> AgentView:
     health = record.health
+    own = {name: getattr(record, name) for name in _OF_RECORD}
     if health is None:
-        return AgentView(
-            name=record.name,
-            host=record.host,
-            job=record.job,
-            connected=record.connected,
-            said_goodbye=record.said_goodbye,
-            last_contact_ns=record.last_contact_ns,
-        )
+        return AgentView(**own)
     is_spooling = health.spool_bytes is not None
     return AgentView(
-        name=record.name,
-        host=record.host,
-        job=record.job,
-        connected=record.connected,
-        said_goodbye=record.said_goodbye,
-        last_contact_ns=record.last_contact_ns,
+        **own,
         lag_seconds=health.lag_seconds,
         lines_total=health.lines_total,
         bytes_read_total=health.bytes_read_total,

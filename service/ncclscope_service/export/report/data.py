@@ -17,8 +17,8 @@ from ncclscope_service.export.report.iterations import (
     per_iteration,
     size_counts,
 )
-from ncclscope_service.export.report.timeline import kind_waits, on_off, timeline, waits
-from ncclscope_service.export.selection import Selection, process_ranks, processes_by_rank
+from ncclscope_service.export.report.timeline import kind_waits, labels, on_off, timeline, waits
+from ncclscope_service.export.selection import Selection, processes_by_rank
 from ncclscope_service.export.summary import match_counts
 from ncclscope_service.export.tables.communicators_file import communicator_limits
 from ncclscope_service.export.tables.traffic_file import Traffic
@@ -233,26 +233,15 @@ def _limits(selection: Selection) -> dict[str, float]:
     return limits
 
 
-def _labels(selection: Selection) -> tuple[list[int], list[str]]:
-    """The processes in the order in which figures show them, and their names there."""
-    ranks, processes = process_ranks(selection), processes_by_rank(selection)
-    records = selection.store.processes
-    names = [
-        ",".join(map(str, ranks[index])) if index in ranks else f"{records[index].host}:{records[index].pid}"
-        for index in processes
-    ]
-    return processes, names
-
-
 def _volume(selection: Selection, sums: Totals) -> dict[str, object] | None:
     """Message bytes by rank and operation."""
     by_process = sums.by(lambda group: (group.process, group.op))
     if not any(total.sized for total in by_process.values()):
         return None
-    processes, names = _labels(selection)
+    processes = processes_by_rank(selection)
     ops = sorted({op for _, op in by_process})
     volume = {op: [by_process.get((index, op), Total()).bytes for index in processes] for op in ops}
-    return {"ranks": names, "ops": {op: found for op, found in volume.items() if any(found)}}
+    return {"ranks": labels(selection, processes), "ops": {op: found for op, found in volume.items() if any(found)}}
 
 
 def _confidence(selection: Selection) -> list[int] | None:
@@ -295,7 +284,7 @@ def _alignment(selection: Selection) -> dict[str, object]:
     counts = np.zeros((size, len(Match)), dtype=np.int64)
     for rows in selection.operations.slices():
         np.add.at(counts, (rows["process"], rows["match"]), 1)
-    processes, names = _labels(selection)
+    processes = processes_by_rank(selection)
     shown = counts[processes]
     verdicts = {match.name.lower().replace("_", " "): shown[:, match].tolist() for match in Match}
-    return {"ranks": names, "verdicts": verdicts}
+    return {"ranks": labels(selection, processes), "verdicts": verdicts}

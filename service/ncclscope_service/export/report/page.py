@@ -6,6 +6,7 @@ If another run is given, a section shows it beside this one; its content is that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
@@ -244,24 +245,32 @@ def write_report(
     if patterns:
         data["plan_maps"] = plan_maps(patterns)
     figures = Figures(data, topology_pictures(selection, traffic))
+    shown = _Shown(selection, sums, figures, comparison, last, patterns)
     with path.open("w", encoding="utf-8") as file:
-        for text in _page(selection, sums, figures, comparison, last, patterns):
-            file.write(text)
+        file.writelines(_page(shown))
 
 
-def _page(
-    selection: Selection,
-    sums: Totals,
-    figures: Figures,
-    comparison: dict[str, object] | None,
-    last: LastOperations,
-    patterns: Mapping[str, PlanPattern],
-) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Everything that the page shows."""
+
+    selection: Selection
+    sums: Totals
+    figures: Figures
+    comparison: dict[str, object] | None
+    last: LastOperations
+    patterns: Mapping[str, PlanPattern]
+
+
+def _page(shown: _Shown) -> Iterator[str]:
+    selection, figures = shown.selection, shown.figures
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(_title(selection))}</title><style>{_resource('report.css')}</style></head><body><main>"
-    yield _header(selection, sums)
-    yield from _sections(selection, sums, figures, comparison, last, patterns)
+    yield _header(selection, shown.sums)
+    for number, (title, parts) in enumerate(_contents(shown), start=1):
+        yield f'<h2><span class="number">{number}</span>{escape(title)}</h2>'
+        yield from parts
     yield "<footer>Written by ncclscope. MiB = 2<sup>20</sup> bytes, GB/s = 10<sup>9</sup> bytes per second. "
     yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
     yield f'</main><script type="application/json" id="data">{script_json(figures.data)}</script>'
@@ -350,42 +359,22 @@ def _hosts_text(hosts: int) -> str:
     return f"{count_text(hosts)} host" if hosts == 1 else f"{count_text(hosts)} hosts"
 
 
-def _sections(
-    selection: Selection,
-    sums: Totals,
-    figures: Figures,
-    comparison: dict[str, object] | None,
-    last: LastOperations,
-    patterns: Mapping[str, PlanPattern],
-) -> Iterator[str]:
-    contents = _contents(selection, sums, figures, comparison, last, patterns)
-    for number, (title, parts) in enumerate(contents, start=1):
-        yield f'<h2><span class="number">{number}</span>{escape(title)}</h2>'
-        yield from parts
-
-
-def _contents(
-    selection: Selection,
-    sums: Totals,
-    figures: Figures,
-    comparison: dict[str, object] | None,
-    last: LastOperations,
-    patterns: Mapping[str, PlanPattern],
-) -> Iterator[tuple[str, Iterable[str]]]:
+def _contents(shown: _Shown) -> Iterator[tuple[str, Iterable[str]]]:
     """The sections in the order in which somebody who was called at night wants them."""
+    selection, sums, figures = shown.selection, shown.sums, shown.figures
     yield "Findings", (_findings(selection),)
-    if comparison is not None:
-        yield "What changed", _compared(comparison, figures)
+    if shown.comparison is not None:
+        yield "What changed", _compared(shown.comparison, figures)
     if selection.benchmarks:
         yield "Benchmarks", benchmarks_section(selection, figures)
     yield "Iterations", _iterations(selection, sums, figures)
     yield "How fast", _speed(selection, sums, figures)
     yield "Who waited", (waited_for_table(selection, figures.next_table()), *figures.waits())
-    yield "Where every rank stood", (_standing(last, figures),)
+    yield "Where every rank stood", (_standing(shown.last, figures),)
     yield "When", figures.over_time()
     yield "What was communicated", _communicated(selection, sums, figures)
     if any(job in selection.store.plans for job in selection.jobs):
-        yield "Plan", plan_section(selection, sums, figures, patterns)
+        yield "Plan", plan_section(selection, sums, figures, shown.patterns)
     yield "How each group communicates", _signatures(selection, sums, figures)
     yield "Who sent to whom", figures.traffic()
     if figures.pictures:

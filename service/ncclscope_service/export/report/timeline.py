@@ -5,7 +5,7 @@ Waiting is given by rank and kind of communicator, and by rank and iteration, or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,14 +32,18 @@ MAX_BARS: Final = 3000
 
 def lanes(selection: Selection, limit: int) -> tuple[list[int], list[str], int]:
     """At most `limit` processes in the order of their ranks, their names, and that only every n-th is shown."""
-    ranks, processes = process_ranks(selection), processes_by_rank(selection)
+    processes = processes_by_rank(selection)
     every = max(1, -(-len(processes) // limit))
-    shown, records = processes[::every], selection.store.processes
-    names = [
+    return processes[::every], labels(selection, processes[::every]), every
+
+
+def labels(selection: Selection, processes: Sequence[int]) -> list[str]:
+    """The names of processes in figures: their ranks, else host and pid."""
+    ranks, records = process_ranks(selection), selection.store.processes
+    return [
         ",".join(map(str, ranks[index])) if index in ranks else f"{records[index].host}:{records[index].pid}"
-        for index in shown
+        for index in processes
     ]
-    return shown, names, every
 
 
 def on_off(selection: Selection) -> dict[str, object] | None:
