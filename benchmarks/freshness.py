@@ -23,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ncclscope.serve import ports_of_service
+
 LINE = (
     "node17:41822:41903 [2] NCCL INFO AllReduce: opCount {number:x} sendbuff {buffer:#x} recvbuff {buffer:#x} "
     "count 1048576 datatype 9 op 0 root 0 comm 0x55d0c8b3e2a0 [nranks=8] stream 0x55d0c7f01b10\n"
@@ -131,10 +133,10 @@ def start_service(data: Path, *options: str) -> RunningService:
     process = subprocess.Popen([sys.executable, "-m", "ncclscope", *command], stdout=subprocess.PIPE)
     assert process.stdout is not None
     printed = b"".join(process.stdout.readline() for _ in range(3)).decode()
-    web, agents = re.search(r"live page +http://[^:]+:(\d+)/", printed), re.search(r"--connect [^:]+:(\d+)", printed)
-    if web is None or agents is None:
+    ports = ports_of_service(printed)
+    if ports is None:
         raise SystemExit("the service did not start")
-    return RunningService(process, int(agents[1]), int(web[1]))
+    return RunningService(process, *ports)
 
 
 def resident_mib(pid: int) -> float:
