@@ -130,3 +130,39 @@ def test_kernels_of_a_capture_that_is_not_over_wait() -> None:
     coverage = Coverage()
     coverage.add(0, 30_000_000)
     assert GapHistory().next_border(kernels(10, 50), coverage, final=False) == (21, False)
+
+
+def _resumed_in(program: list[int], *, lost: int | None = None, late_ids: int = 0, irregular: bool = False) -> GapPlace:
+    """As `resumed`, in a program of these symbols: 510 launches are hidden, and the line of one behind them is lost.
+
+    `irregular`: so are other calls between NCCL's, and correlation ids tell the place by a few launches only.
+    """
+    called = np.resize(np.array(program, np.int32), 4600)
+    left = np.delete(np.arange(600, 4600), [] if lost is None else [510 + lost])
+    used = np.random.default_rng(0).integers(0, 8 * PER_LAUNCH, 1410).cumsum() if irregular else np.zeros(1410, int)
+    before, behind = kernels(0, 600), kernels(1110, 300, late_ids=late_ids)
+    before["correlation_id"] += used[:600]
+    behind["correlation_id"] += used[1110:]
+    resumption = GapHistory()
+    resumption.remember(before, np.arange(600), np.arange(600), 0)
+    fits = np.eye(max(program) + 1, dtype=bool)
+    given = BehindGap(np.arange(len(left) + 1), left, called[left], behind, called[1110:1410], fits)
+    found = resumption.find(given, 600, final=True)
+    assert found is not None
+    return found
+
+
+def test_which_of_the_first_few_alternating_calls_was_lost_is_no_doubt_of_the_place() -> None:
+    program = [*range(3, 7), *[1, 2] * 8, *range(7, 37)]
+    assert np.resize(program, 1120)[1100:].tolist() == [*range(3, 7), *[1, 2] * 8], "a capture begins amid them"
+    for lost in (None, *range(9)):
+        found = _resumed_in(program, lost=lost, irregular=True)
+        assert abs(found.skipped - 510) <= (0 if lost is None else 2)
+        assert found.is_sure, lost
+
+
+def test_places_a_short_step_apart_are_two() -> None:
+    assert _resumed_in([1, 2, 2, 3, 4]).is_sure
+    for step in ([1, 2], [1, 2, 2, 3, 4]):
+        assert _resumed_in(step, late_ids=PER_LAUNCH * len(step) // 2).trust <= 0.5
+        assert _resumed_in(step, irregular=True).trust <= 0.5

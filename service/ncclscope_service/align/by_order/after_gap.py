@@ -39,7 +39,7 @@ _HISTORY: Final = 16384
 _PATTERN: Final = 256
 """Kernels behind a hole by which their place is recognised; more than most programs' period."""
 
-_SHORTEST: Final = 24
+_SHORTEST: Final = 12
 _ORPHANS: Final = 128
 ENOUGH_BEHIND: Final = _ORPHANS + _PATTERN
 """Kernels behind a hole beyond which more do not help."""
@@ -260,7 +260,8 @@ class GapHistory:
             return GapPlace(0, _GUESS)
         first = int(np.searchsorted(given.items, max(0, expected - used - 6 * deviation)))
         last = int(np.searchsorted(given.items, max(0, reach))) + 1
-        places, lost = _places_within(given, first, last)
+        found = _places_within(given, first, last)
+        places, lost = found.items, found.lost
         if len(places) == 0:
             there = int(np.searchsorted(given.items[:-1], max(0.0, expected - used))) - given.begin
             return GapPlace(int(given.items[max(0, there)]) if len(self._ids) >= ENOUGH_BEFORE else 0, _GUESS)
@@ -268,7 +269,7 @@ class GapHistory:
         cost = 0.5 * away**2 + _LOST * lost
         weights = np.exp(cost.min() - cost)
         best = int(cost.argmin())
-        trust = float(weights[best] / weights.sum())
+        trust = float(weights[found.meets(best)].sum() / weights.sum())
         if trust < _SURE or abs(away[best]) > _FAR or len(self._ids) < ENOUGH_BEFORE:
             trust = min(_GUESS, trust, 1.0 / len(places) if len(places) > 1 else 1.0)
         return GapPlace(int(given.items[max(0, int(places[best]) - given.begin)]), trust)
@@ -286,7 +287,8 @@ class GapHistory:
         last = int(np.searchsorted(given.operations, bounds.before[0]))
         if not final and len(given.operations) < last + given.length:
             return None
-        places, lost = _places_within(given, first, last)
+        found = _places_within(given, first, last)
+        places, lost = found.items, found.lost
         if len(places) == 0:
             return alone
         expected, deviation = self._expected(given)
@@ -295,7 +297,7 @@ class GapHistory:
         cost = astray + 0.5 * away**2 + _LOST * lost
         weights = np.exp(cost.min() - cost)
         best = int(cost.argmin())
-        trust = float(weights[best] / weights.sum())
+        trust = float(weights[found.meets(best)].sum() / weights.sum())
         if astray[best] > _OUT_OF_PLACE * given.length:
             trust = min(_GUESS, trust)
         return GapPlace(int(given.items[max(0, int(places[best]) - given.begin)]), trust)
@@ -320,17 +322,37 @@ class GapHistory:
         return float(numbers[-1]) + rate * jump, deviation
 
 
-def _places_within(given: BehindGap, first: int, last: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """The items from first to last where the kernels fit nearly as well as where they fit best, and how many rows were
-    lost then between there and the last one compared.
-    """
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the kernels behind a hole may go on, and what that would cost."""
+
+    items: NDArray[np.intp]
+    lost: NDArray[np.int64]
+    """Rows without a partner between there and the last one compared."""
+    _by_drift: NDArray[np.int64]
+    """(places, drifts): the same if the last kernel compared is out of step by so many items."""
+
+    def meets(self, best: int) -> NDArray[np.bool_]:
+        """The places from which the alignment comes to the same end as from this one.
+
+        They are one place: between them it is in doubt which of the first few rows were lost, and nothing behind these.
+        """
+        ends = self.items[:, None] + np.arange(self._by_drift.shape[1])
+        are_best = self._by_drift == self.lost[:, None]
+        meets: NDArray[np.bool_] = (are_best & np.isin(ends, ends[best][are_best[best]])).any(axis=1)
+        return meets
+
+
+def _places_within(given: BehindGap, first: int, last: int) -> _Places:
+    """The items from first to last where the kernels fit nearly as well as where they fit best."""
     last = min(last, len(given.left) - given.length + 1)
     pattern = given.right[given.begin : given.begin + given.length]
     text = given.left[first : last + given.length - 1]
     places = _near_places(text, pattern, given.compatible)
-    lost = _lost_rows(text, pattern, given.compatible, places)
+    by_drift = _lost_rows(text, pattern, given.compatible, places)
+    lost: NDArray[np.int64] = by_drift.min(axis=1, initial=len(text) + len(pattern))
     is_place = lost <= lost.min(initial=len(pattern)) + _MISSING * len(pattern)
-    return places[is_place] + first, lost[is_place]
+    return _Places(places[is_place] + first, lost[is_place], by_drift[is_place])
 
 
 def _near_places(
@@ -357,9 +379,8 @@ def _near_places(
 def _lost_rows(
     text: NDArray[np.int32], pattern: NDArray[np.int32], compatible: NDArray[np.bool_], places: NDArray[np.intp]
 ) -> NDArray[np.int64]:
-    """How many items of the text or of the pattern have no partner, if the pattern begins at each of these places.
-
-    Both may be out of step by `_DRIFT` items.
+    """(places, drifts): how many items of the text or of the pattern have no partner, if the pattern begins at each of
+    these places and ends out of step by -`_DRIFT` to `_DRIFT` items.
     """
     drifts = np.arange(-_DRIFT, _DRIFT + 1)
     far = len(text) + len(pattern)
@@ -371,5 +392,4 @@ def _lost_rows(
         without_line = np.pad(lost[:, 1:], ((0, 0), (0, 1)), constant_values=far) + 1
         lost = np.minimum(np.where(fits, lost, far), without_line)
         lost = np.minimum.accumulate(lost - drifts, axis=1) + drifts
-    best: NDArray[np.int64] = lost.min(axis=1, initial=far)
-    return best
+    return lost

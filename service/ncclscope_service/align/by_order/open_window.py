@@ -2,6 +2,10 @@
 
 Such a window is open to what follows: it is decided up to the place where all alignments pass, by their probability.
 `closed_windows` decides small ones, which lie between two places where nothing is in doubt.
+
+A capture that begins in the middle of a program that repeats fits as many places of the log as there are steps. Order
+cannot tell which step, and the probability of each pair is spread over them. Its confidence is that of the place in the
+step: the sum over all steps.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from ncclscope_service.align.by_order.loss_model import (
     weights_of,
 )
 from ncclscope_service.align.by_order.pair_hmm import Ends, Floats, Indices, Posterior, most_accurate, posterior
+from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_wire.batch import Columns
 
 WINDOW: Final = 512
@@ -60,6 +65,12 @@ _LATE: Final = 1e-3
 
 _SURE: Final = 0.999
 """A window may end where alignments of this share pass."""
+
+_WORD: Final = 16
+"""Launches that must recur where a step does."""
+
+_REPEATED: Final = 0.75
+"""Share of the launches that a step must explain."""
 
 _WORTHWHILE: Final = 0.6
 _MOST_LOST: Final = 0.8
@@ -110,6 +121,49 @@ class OpenWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class Repetition:
+    """Launches that a program repeats."""
+
+    launches: range
+    period: int
+    """Launches of a step."""
+
+    def in_any_step(self, pairs: Floats, rows: Indices, columns: Indices) -> Floats:
+        """How likely each of these pairs is, or that of the same kernel and this launch in another step."""
+        begin, end = self.launches.start, min(self.launches.stop, len(pairs))
+        found: Floats = pairs[rows, columns]
+        if begin >= end:
+            return found
+        of_place = np.zeros((self.period, pairs.shape[1]))
+        np.add.at(of_place, np.arange(end - begin) % self.period, pairs[begin:end])
+        repeated = (rows >= begin) & (rows < end)
+        found[repeated] = of_place[(rows[repeated] - begin) % self.period, columns[repeated]]
+        return np.minimum(found, 1.0)
+
+
+def repetition_of(launches: Columns) -> Repetition | None:
+    """The shortest step that three quarters of these launches (LAUNCH) or more repeat, twice at least; else None.
+
+    Layers and microbatches repeat as well, but not over the end of a step: so give all launches that are known.
+    """
+    _, calls = distinct_together(launches["signature"], launches["message_bytes"])
+    amount = len(calls)
+    middle = amount * 3 // 4 - _WORD
+    if middle < _WORD:
+        return None
+    words = np.lib.stride_tricks.sliding_window_view(calls, _WORD)
+    for before in np.flatnonzero((words[:middle] == words[middle]).all(axis=1))[::-1].tolist():
+        lag = middle - before
+        changes = np.flatnonzero(calls[lag:] != calls[:-lag])
+        nearest = int(np.searchsorted(changes, before))
+        begin = int(changes[nearest - 1]) + 1 if nearest else 0
+        end = int(changes[nearest]) + lag if nearest < len(changes) else amount
+        if end - begin >= max(2 * lag, _REPEATED * amount):
+            return Repetition(range(begin, end), lag)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class WindowResult:
     """Result of an open window, up to where it ends."""
 
@@ -119,7 +173,7 @@ class WindowResult:
     expected: float
     """Pairs that are expected up to there, as a share of the shorter side."""
     starts: float
-    """How sure it is that launches and kernels began together."""
+    """How sure it is that launches and kernels began together; 1 where the program repeats: pairs say it by place."""
     _given: tuple[Columns, Columns]
     _loss_model: LossModel
     _local: Losses
@@ -146,8 +200,13 @@ class WindowResult:
         self._loss_model.line_gaps.learn(given[0])
 
 
-def decide_open(window: OpenWindow, loss_model: LossModel, *, is_first: bool) -> WindowResult:
-    """Pairs of a window from its front. `is_first`: the capture may begin within it."""
+def decide_open(
+    window: OpenWindow, loss_model: LossModel, *, is_first: bool, repetition: Repetition | None = None
+) -> WindowResult:
+    """Pairs of a window from its front. `is_first`: the capture may begin within it.
+
+    `repetition`: of its launches. Then the confidence of a pair is that of its place in the step.
+    """
     launches, kernels, losses = window.launches, window.kernels, loss_model.losses
     is_all = window.launches_end and window.kernels_end
     ends = Ends(not is_all, _LATE if is_first else 0.0, _LATE)
@@ -174,12 +233,13 @@ def decide_open(window: OpenWindow, loss_model: LossModel, *, is_first: bool) ->
     kept = (rows < launches_used) & (columns < kernels_used)
     rows, columns = rows[kept], columns[kept]
     shorter = max(1, min(launches_used, kernels_used))
+    confidence = pairs[rows, columns] if repetition is None else repetition.in_any_step(pairs, rows, columns)
     return WindowResult(
-        Pairs.one_by_one(rows.astype(np.int64), columns.astype(np.int64), pairs[rows, columns]),
+        Pairs.one_by_one(rows.astype(np.int64), columns.astype(np.int64), confidence),
         launches_used,
         kernels_used,
         float(probable.fresh[:launches_used, :kernels_used].sum()) / shorter,
-        float(probable.starts[0]),
+        float(probable.starts[0]) if repetition is None else 1.0,
         (launches, kernels),
         loss_model,
         local,

@@ -28,6 +28,7 @@ from ncclscope_service.align.by_order.open_window import (
     OpenWindow,
     Pairs,
     decide_open,
+    repetition_of,
 )
 from ncclscope_service.align.by_order.pair_hmm import Floats
 from ncclscope_service.align.by_order.resync import (
@@ -327,7 +328,9 @@ class Pairing:
             launches_end=final and last - first <= size and not is_closed,
             kernels_end=final and until - to <= size,
         )
-        result = decide_open(window, self._state.loss_model, is_first=not self._state.has_begun)
+        is_first = not self._state.has_begun
+        repetition = repetition_of(given.launches[first:]) if is_first else None
+        result = decide_open(window, self._state.loss_model, is_first=is_first, repetition=repetition)
         if not result.belongs_together:
             resumed = self._skip_hole(begin, compatible, final=final)
             if resumed is not None:
