@@ -234,7 +234,9 @@ def _true_keys(rows: Sequence[Row]) -> list[_Key]:
 
 
 def _is_whole(row: Row) -> bool:
-    return row["comm_size"] > 1 and row["kernel_correlation_id"] is not None and not row["kernel_cut"]
+    """Whether other ranks took part (a Send of an all-to-all may be to oneself) and its kernel was recorded whole."""
+    is_shared = row["comm_size"] > 1 and row["peer"] != row["comm_rank"]
+    return is_shared and row["kernel_correlation_id"] is not None and not row["kernel_cut"]
 
 
 def _is_off(found_ns: int, true_ns: int | None) -> bool:

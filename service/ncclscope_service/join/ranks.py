@@ -526,6 +526,10 @@ class PairCalls:
     hosts: NDArray[np.int32]
     """Where each ran."""
 
+    def take(self, chosen: Places) -> PairCalls:
+        """These only, in this order."""
+        return PairCalls(self.calls[chosen], self.hosts[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class _PairTimes:
@@ -558,14 +562,15 @@ class _PairTimes:
         return offsets
 
     def are_together(self, offsets: Columns) -> NDArray[np.bool_]:
-        """K: both ran for most of the shorter one, on clocks with these `offsets`, but for what they may have drifted
-        since; true where that is not known.
+        """K: both ran for most of the shorter one, or ended together, on clocks with these `offsets`, but for what they
+        may have drifted since; true where that is not known.
         """
         shift = np.stack([np.zeros(len(offsets)), np.where(self.is_one_host, 0.0, offsets["ns"])])
         drift = np.where(self.is_one_host, 0.0, drift_ns(self.ends_ns[1] - offsets["at_ns"]))
         starts, ends = self.starts_ns - shift, self.ends_ns - shift
-        both_ran = ends.min(axis=0) - starts.max(axis=0) + _PAIR_SLACK_NS + drift
+        both_ran = ends.min(axis=0) - starts.max(axis=0) + drift
         apart: NDArray[np.bool_] = both_ran < _TOGETHER * (ends - starts).min(axis=0)
+        apart &= np.abs(ends[1] - ends[0]) - drift > _PAIR_SLACK_NS
         return ~apart
 
 
@@ -592,6 +597,7 @@ class PairJoin:
         self._offsets: dict[tuple[int, ...], tuple[float, float]] = {}
         """By communicator, sender and receiver: across_ranks.OFFSET at the last pair."""
         self._renumbered: list[tuple[Ids, NDArray[np.int64]]] = []
+        self._alone: list[Columns] = []
         self.healed: Counter[int] = Counter()
         """Lost lines by communicator, for whoever counts and clears them."""
 
@@ -626,10 +632,17 @@ class PairJoin:
             given.append(at[pairs])
             is_left[at[settled]] = False
         pairs = np.concatenate(given, axis=1)
-        is_left[pairs] = False
-        is_left &= now_ns - ordered["reported_at_ns"] <= self.patience_ns
-        self._waiting = np.empty(0, PAIR_SIDE) if final else row_ops.filter_rows(ordered, is_left)
+        is_left &= (now_ns - ordered["reported_at_ns"] <= self.patience_ns) & (not final)
+        is_alone = ~is_left
+        is_left[pairs] = is_alone[pairs] = False
+        self._alone.append(row_ops.filter_rows(ordered, is_alone))
+        self._waiting = row_ops.filter_rows(ordered, is_left)
         return ordered["operation"][pairs[0]], ordered["operation"][pairs[1]]
+
+    def drain_alone(self) -> Columns:
+        """Sides (PAIR_SIDE) that were dropped, since they are of no pair."""
+        alone, self._alone = row_ops.concat([np.empty(0, PAIR_SIDE), *self._alone]), []
+        return alone
 
     def drain_renumbered(self) -> tuple[Ids, NDArray[np.int64]]:
         """Operations whose number proved to be another than the count of their lines, and that number."""
@@ -670,7 +683,7 @@ class PairJoin:
         elif len(agreeing):
             last = agreeing[-1:]
             pair = np.concatenate([last, last + 1])
-            known = _PairTimes.of(PairCalls(of.calls[pair], of.hosts[pair])).offsets()[0].item()
+            known = _PairTimes.of(of.take(pair)).offsets()[0].item()
         begin = unfit if known is not None else 0
         places = tuple(begin + np.flatnonzero(sides["is_receiver"][begin:] == side) for side in (False, True))
         waited_ns = now_ns - int(sides["reported_at_ns"][unfit : unfit + 2].max())
@@ -682,16 +695,14 @@ class PairJoin:
             is_forced=is_forced,
             is_end=is_forced,
         ).places
+        healed = _fitting(healed, places, of, known)
         for side, numbers in zip(places, _numbers([sides["pair_seq"][side] for side in places], healed), strict=True):
             self._move(ordered, at[side], numbers)
-        found = healed[(healed >= 0).all(axis=1)]
-        pairs = np.stack([places[0][found[:, 0]], places[1][found[:, 1]]])
-        times = _PairTimes.of(PairCalls(of.calls[pairs.ravel()], of.hosts[pairs.ravel()]))
-        pairs = pairs[:, _fit_beside(times, known)]
+        pairs = _pairs_of(healed, places)
         pairs = np.concatenate([np.stack([agreeing, agreeing + 1]), pairs], axis=1)
         if pairs.size:
             last = pairs[:, -1]
-            self._remember_clocks(sides[last[:1]], _PairTimes.of(PairCalls(of.calls[last], of.hosts[last])))
+            self._remember_clocks(sides[last[:1]], _PairTimes.of(of.take(last)))
         placed = [side[: int(healed[:, nth].max(initial=NO_NUMBER)) + 1] for nth, side in enumerate(places)]
         return pairs, np.concatenate(placed)
 
@@ -726,6 +737,48 @@ def _fit_beside(times: _PairTimes, known: tuple[float, float] | None) -> NDArray
     fits_behind = times.are_together(behind)
     fits_behind[-1] = known is None and len(own) == 1
     return times.are_together(before) | fits_behind
+
+
+def _fitting(healed: Matrix, places: tuple[Places, ...], of: PairCalls, known: tuple[float, float] | None) -> Matrix:
+    """The same rows (K x 2: which of `places` of each side), in which those of both sides run together.
+
+    Where they do not, a line of each side was lost, and they are two messages. Behind a lost line a side may have gone
+    on with the next message of a burst: then it is of the row beside it, which the alignment left to the other side.
+    """
+    found = np.flatnonzero((healed >= 0).all(axis=1))
+    times = _PairTimes.of(of.take(_pairs_of(healed, places).ravel()))
+    fits = _fit_beside(times, known)
+    if fits.all():
+        return healed
+    later = times.ends_ns[1] - times.ends_ns[0]
+    clocks = float(np.median(later[fits])) if fits.any() else np.nan
+    clocks = 0.0 if times.is_one_host.all() else clocks
+    healed = _split(healed, found[~fits], ~(later > clocks)[~fits])
+    alone = healed < 0
+    crossing = np.flatnonzero((alone[:-1] == ~alone[1:]).all(axis=1) & alone[:-1].any(axis=1))
+    if not len(crossing) or np.isnan(clocks):
+        return healed
+    both = np.maximum(healed[crossing], healed[crossing + 1])
+    times = _PairTimes.of(of.take(_pairs_of(both, places).ravel()))
+    offsets = times.offsets()
+    offsets["ns"] = clocks
+    merged = times.are_together(offsets)
+    merged[1:] &= ~(merged[:-1] & (np.diff(crossing) == 1))
+    healed[crossing[merged]] = both[merged]
+    return np.delete(healed, crossing[merged] + 1, axis=0)
+
+
+def _pairs_of(healed: Matrix, places: tuple[Places, ...]) -> Places:
+    """2 x K: the places of both sides, of the rows that have both."""
+    found = healed[(healed >= 0).all(axis=1)]
+    return np.stack([side[found[:, nth]] for nth, side in enumerate(places)])
+
+
+def _split(places: Matrix, rows: Places, second_first: NDArray[np.bool_]) -> Matrix:
+    """The same (K x 2), with two rows of one side each in place of each of these; `second_first`: in which order."""
+    alone = places[np.repeat(rows, 2)]
+    alone[np.arange(len(alone)), np.stack([~second_first, second_first], axis=1).ravel().astype(np.intp)] = NO_NUMBER
+    return np.insert(np.delete(places, rows, axis=0), np.repeat(rows - np.arange(len(rows)), 2), alone, axis=0)
 
 
 def _pairs_by_number(waiting: Columns) -> tuple[Columns, Places]:

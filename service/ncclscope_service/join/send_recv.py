@@ -3,6 +3,9 @@
 A launch may hold one Send or Recv, or a group that NCCL fused into one kernel (a pipeline's steady state, an
 all-to-all). It is complete when all of its operations have met their other side; then the last of its peers' starts
 is known, which is all that measuring needs.
+
+Where the line of another side was lost, a group tells its peer's start all the same if another operation of it met the
+same peer: what two ranks send each other in a group, both do in one launch.
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ SIDE: Final = np.dtype(
         ("uncertainty_ns", "<f8"),
         ("bytes", "<i8"),
         ("sends", "?"),
+        ("peer", "<i4"),
+        ("is_alone", "?"),
     ]
 )
-"""One Send or Recv that has met its other side, on its own rank."""
+"""One Send or Recv on its own rank, that has met its other side, or (`is_alone`) whose other side's line was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,7 @@ class ExchangeBook:
         self._sizes.update(zip(distinct.tolist(), sizes.tolist(), strict=True))
 
     def add(self, sides: Columns) -> None:
-        """Sides (SIDE) that met their other side."""
+        """Sides (SIDE) that met their other side, or will not meet it."""
         if len(sides):
             self._new.append(sides)
 
@@ -94,7 +99,7 @@ class ExchangeBook:
         self._take_waiting(gone)
 
     def take_complete(self) -> Exchanges:
-        """The launches of which every operation has met its other side."""
+        """The launches of which every operation has met its other side, or another one its peer."""
         new, self._new = _joined(self._new), []
         launches, inverse = distinct(new["launch"])
         amounts = np.bincount(inverse, minlength=len(launches)).tolist()
@@ -113,7 +118,7 @@ class ExchangeBook:
             self._waiting.append(row_ops.filter_rows(new, is_left[inverse]))
         for launch in complete.tolist():
             del self._sizes[launch]
-        return _exchanges(_joined([before, row_ops.filter_rows(new, is_complete[inverse])]))
+        return _exchanges(_with_peers(_joined([before, row_ops.filter_rows(new, is_complete[inverse])])))
 
     def _take_waiting(self, launches: NDArray[np.int64]) -> Columns:
         """The sides of these launches that came before, which wait no longer."""
@@ -128,6 +133,20 @@ class ExchangeBook:
 
 def _joined(parts: list[Columns]) -> Columns:
     return row_ops.concat([np.empty(0, SIDE), *parts])
+
+
+def _with_peers(sides: Columns) -> Columns:
+    """The same, where those alone started as others with their peer did; without launches that have no other."""
+    if not sides["is_alone"].any():
+        return sides
+    sides = row_ops.take(sides, np.lexsort((sides["is_alone"], sides["peer"], sides["launch"])))
+    begins = np.ones(len(sides), np.bool_)
+    begins[1:] = (np.diff(sides["launch"]) != 0) | (np.diff(sides["peer"]) != 0)
+    known_at = np.maximum.accumulate(np.where(begins, np.arange(len(sides)), 0))
+    unknown = sides["launch"][sides["is_alone"][known_at]]
+    for name in ("start_true_ns", "end_true_ns", "censored", "peer_start_true_ns", "uncertainty_ns"):
+        sides[name] = sides[name][known_at]
+    return row_ops.filter_rows(sides, ~np.isin(sides["launch"], unknown))
 
 
 def _exchanges(sides: Columns) -> Exchanges:

@@ -20,7 +20,7 @@ from ncclscope_service.join.ranks import (
     PairCalls,
     PairJoin,
 )
-from ncclscope_service.join.send_recv import ExchangeBook
+from ncclscope_service.join.send_recv import SIDE, ExchangeBook
 from ncclscope_service.number.across_ranks import OVERLAP
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.number.lost_lines import LostLines
@@ -259,10 +259,22 @@ class JoinStage:
         """Sends and Recvs that belong together."""
         pairs = self._pairs.take_ready(self._pair_calls, now_ns=now_ns, final=final)
         self._renumber("pair_seq", *self._pairs.drain_renumbered())
+        self.exchanges.add(self._alone(self._pairs.drain_alone()))
         for communicator, amount in self._pairs.healed.items():
             self._store.numbers_healed[self._store.communicators[communicator].job, OVERLAP] += amount
         self._pairs.healed.clear()
         return pairs
+
+    def _alone(self, sides: Columns) -> Columns:
+        """The same as rows of `send_recv.SIDE`, of operations that are still there."""
+        sides = row_ops.filter_rows(sides, sides["operation"] >= self._store.operations.first)
+        known = self._store.operations.take(sides["operation"], "launch", "message_bytes")
+        alone = np.zeros(len(sides), SIDE)
+        alone["operation"], alone["launch"] = sides["operation"], known["launch"]
+        alone["bytes"] = np.maximum(known["message_bytes"], 0)
+        alone["sends"], alone["is_alone"] = ~sides["is_receiver"], True
+        alone["peer"] = np.where(sides["is_receiver"], sides["sender"], sides["receiver"])
+        return alone
 
     def _pair_calls(self, operations: Ids) -> PairCalls:
         processes = self._store.operations.take(operations, "process")["process"]

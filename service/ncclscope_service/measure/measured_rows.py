@@ -34,7 +34,9 @@ _ROOTED = np.array(
 _ROOT_SENDS = np.zeros(256, bool)
 _ROOT_SENDS[[OPERATION_CODES["Broadcast"], OPERATION_CODES["Scatter"]]] = True
 
-_OF_SIDES: Final = ("process", "launch", "start_ns", "end_ns", "start_true_ns", "censored", "message_bytes")
+_OF_SIDES: Final = (
+    "process", "launch", "template", "start_ns", "end_ns", "start_true_ns", "censored", "message_bytes"
+)  # fmt: skip
 
 _SKEW_NS = 20_000.0
 """Ranks of one collective end up to 10 us apart between nodes; twice that is still one collective."""
@@ -144,6 +146,7 @@ class Measuring:
         sides["uncertainty_ns"] = uncertainty[:, None]
         sides["bytes"] = np.maximum(cells["message_bytes"], 0)
         sides["sends"] = [True, False]
+        sides["peer"] = self._store.templates_of(cells.ravel(), "root")["root"].reshape(cells.shape)
         return sides.ravel()
 
     def measure_exchanges(self, exchanges: Exchanges, mixed: set[int]) -> Columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +22,16 @@ def _side(
     sends: bool = True,
     uncertainty: float = 1.0,
     censored: bool = False,
+    peer: int = 1,
 ) -> Columns:
     return np.array(
-        [(launch, operation, start, start + 50, censored, peer_start, uncertainty, moved, sends)], SIDE
+        [(launch, operation, start, start + 50, censored, peer_start, uncertainty, moved, sends, peer, False)], SIDE
     )  # fmt: skip
+
+
+def _alone(launch: int, operation: int, *, peer: int, moved: int = 10, sends: bool = True) -> Columns:
+    """The line of its other side was lost."""
+    return np.array([(launch, operation, 0, 0, False, 0, 0.0, moved, sends, peer, True)], SIDE)
 
 
 def _expecting(*launches: int) -> ExchangeBook:
@@ -54,6 +61,32 @@ def test_a_group_is_complete_only_when_all_of_its_sides_are_there() -> None:
     assert _taken(book.take_complete()) == []
     book.add(_side(5, 2))
     assert _taken(book.take_complete()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_side_alone_started_with_what_else_its_launch_exchanged_with_that_peer(is_first: bool) -> None:
+    book = _expecting(5, 5, 5, 5)
+    met = [
+        _side(5, 1, peer_start=130, peer=1, sends=False),
+        _side(5, 2, peer_start=170, peer=2, moved=20),
+        _side(5, 3, peer_start=170, peer=2, moved=20, sends=False),
+    ]
+    alone = _alone(5, 4, peer=1, moved=30)
+    for each in [alone, *met] if is_first else [*met, alone]:
+        assert _taken(book.take_complete()) == []
+        book.add(each)
+    done = book.take_complete()
+    assert _taken(done) == [1, 2, 3, 4]
+    assert (done.start_true_ns.tolist(), done.end_true_ns.tolist()) == ([100], [150])
+    assert (done.last_peer_start_true_ns.tolist(), done.moved_bytes.tolist()) == ([170], [50])
+
+
+def test_a_launch_of_which_a_peer_is_met_in_no_operation_is_not_given() -> None:
+    book = _expecting(5, 5, 6)
+    book.add(np.concatenate([_side(5, 1, peer=1), _alone(5, 2, peer=2), _side(6, 3)]))
+    assert _taken(book.take_complete()) == [3]
+    assert _taken(book.take_complete()) == []
+    assert book.waiting().tolist() == []
 
 
 def test_a_complete_launch_is_given_once() -> None:

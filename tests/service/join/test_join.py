@@ -176,6 +176,15 @@ def _at_starts(hosts: tuple[int, int], receiver_ahead_ms: float) -> CallsOf:
     return calls_of
 
 
+def _in_bursts(operations: Ids) -> PairCalls:
+    """As `_at_starts`, on one host: six messages of 30 us at a time, one behind the other."""
+    calls = _at_starts((0, 0), 0.0)(operations)
+    burst, place = np.divmod(operations % 1000, 6)
+    calls.calls["start_ns"] = _STARTS[burst] + place * 33_000
+    calls.calls["end_ns"] = calls.calls["start_ns"] + 30_000
+    return calls
+
+
 _HOSTS = pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
 
 
@@ -205,6 +214,20 @@ def test_lines_lost_on_both_sides_join_no_two_messages(
     assert (receives - sends == 1000).all()
     # Of the last ones nothing behind them tells.
     assert set(sends.tolist()) >= {k for k in range(110) if k not in losses[0] | losses[1]}
+
+
+@given(losses=st.tuples(*[st.sets(st.integers(0, 119), max_size=12)] * 2))
+def test_lines_lost_in_bursts_of_short_messages_join_no_two_of_them(losses: tuple[set[int], set[int]]) -> None:
+    join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    sides = _sides(losses, range(120))
+    join.report(sides)
+    sends, receives = join.take_ready(_in_bursts, now_ns=0, final=True)
+    assert (receives - sends == 1000).all()
+    numbers = dict(zip(sides["operation"].tolist(), sides["pair_seq"].tolist(), strict=True))
+    numbers |= dict(zip(*(each.tolist() for each in join.drain_renumbered()), strict=True))
+    assert all(numbers[each] == numbers[each + 1000] for each in sends.tolist())
+    alone = join.drain_alone()["operation"].tolist()
+    assert sorted([*alone, *sends.tolist(), *receives.tolist()]) == sorted(sides["operation"].tolist())
 
 
 @_HOSTS
