@@ -63,20 +63,6 @@ class PipelineOptions:
         )
 
 
-def pipeline_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Adds the options to a command, which gets them as `pipeline`."""
-
-    @functools.wraps(command)
-    def with_options(**given: Any) -> R:  # noqa: ANN401
-        own = {name: given.pop(name) for name in PipelineOptions.__dataclass_fields__}
-        return command(**given, pipeline=PipelineOptions(**own))
-
-    decorated: Callable[..., R] = with_options
-    for add in (threshold_options, size_options, gpu_option, model_option, calibration_option, _baseline_option):
-        decorated = add(decorated)
-    return decorated
-
-
 _baseline_option = click.option(
     "--baseline",
     multiple=True,
@@ -193,3 +179,16 @@ def threshold_options(command: Callable[..., R]) -> Callable[..., R]:
         help="A threshold of a detector, for instance detect.late_rank.least_share=0.02, or for some jobs "
         "detect.job.'llama-*'.late_rank.least_share=0.02. Repeatable; wins over the file.",
     )(decorated)
+
+
+pipeline_options = gathered(
+    "pipeline",
+    PipelineOptions,
+    _baseline_option,
+    calibration_option,
+    model_option,
+    gpu_option,
+    size_options,
+    threshold_options,
+)
+"""Adds the options to a command, which gets them as `pipeline`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,15 +261,12 @@ class GapHistory:
         first = int(np.searchsorted(given.items, max(0, expected - used - 6 * deviation)))
         last = int(np.searchsorted(given.items, max(0, reach))) + 1
         found = _places_within(given, first, last)
-        places, lost = found.items, found.lost
+        places = found.items
         if len(places) == 0:
             there = int(np.searchsorted(given.items[:-1], max(0.0, expected - used))) - given.begin
             return GapPlace(int(given.items[max(0, there)]) if len(self._ids) >= ENOUGH_BEFORE else 0, _GUESS)
         away = (given.items[places] + used - expected) / deviation
-        cost = 0.5 * away**2 + _LOST * lost
-        weights = np.exp(cost.min() - cost)
-        best = int(cost.argmin())
-        trust = float(weights[found.meets(best)].sum() / weights.sum())
+        best, trust = found.likeliest(0.5 * away**2)
         if trust < _SURE or abs(away[best]) > _FAR or len(self._ids) < ENOUGH_BEFORE:
             trust = min(_GUESS, trust, 1.0 / len(places) if len(places) > 1 else 1.0)
         return GapPlace(int(given.items[max(0, int(places[best]) - given.begin)]), trust)
@@ -288,16 +285,13 @@ class GapHistory:
         if not final and len(given.operations) < last + given.length:
             return None
         found = _places_within(given, first, last)
-        places, lost = found.items, found.lost
+        places = found.items
         if len(places) == 0:
             return alone
         expected, deviation = self._expected(given)
         away = np.minimum(np.abs(given.items[places] + used - expected) / deviation, _FARTHEST)
         astray = bounds.violations(given.operations, places)
-        cost = astray + 0.5 * away**2 + _LOST * lost
-        weights = np.exp(cost.min() - cost)
-        best = int(cost.argmin())
-        trust = float(weights[found.meets(best)].sum() / weights.sum())
+        best, trust = found.likeliest(astray + 0.5 * away**2)
         if astray[best] > _OUT_OF_PLACE * given.length:
             trust = min(_GUESS, trust)
         return GapPlace(int(given.items[max(0, int(places[best]) - given.begin)]), trust)
@@ -332,7 +326,14 @@ class _Places:
     _by_drift: NDArray[np.int64]
     """(places, drifts): the same if the last kernel compared is out of step by so many items."""
 
-    def meets(self, best: int) -> NDArray[np.bool_]:
+    def likeliest(self, against: NDArray[np.floating[Any]]) -> tuple[int, float]:
+        """Which place is the likeliest, and how likely it is; `against`: what tells against each beside its losses."""
+        cost = against + _LOST * self.lost
+        weights = np.exp(cost.min() - cost)
+        best = int(cost.argmin())
+        return best, float(weights[self._meets(best)].sum() / weights.sum())
+
+    def _meets(self, best: int) -> NDArray[np.bool_]:
         """The places from which the alignment comes to the same end as from this one.
 
         They are one place: between them it is in doubt which of the first few rows were lost, and nothing behind these.
