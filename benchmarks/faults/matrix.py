@@ -119,7 +119,7 @@ def half_open(world: World) -> None:
 
 @_FIRST.add(3, 0.5, 1.5, with_proxy=True)
 def black_hole(world: World) -> None:
-    """Nothing passes for 3 to 25 s, and nobody is told."""
+    """Nothing passes for 3 to 25 s, without an error."""
     _weather(world, Weather.BLACK_HOLE, 3, 25)
 
 

@@ -211,7 +211,7 @@ def test_a_healthy_job_that_runs_again_is_never_accused_and_a_slower_one_is(tmp_
 def test_a_service_that_starts_again_from_its_state_expects_and_finds_the_same(
     tmp_path: Path, share: float, is_open: bool
 ) -> None:
-    """In the midst of the steps that are too long, and with the finding open; settings are read anew."""
+    """A restart among the steps that are too long, before and after the finding opens; settings are read anew."""
 
     def settings() -> PipelineSettings:
         expected = ExpectedStep(low=0.29, typical=0.3, high=0.31, run="before", is_same=True, gpu="A100")

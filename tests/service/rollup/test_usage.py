@@ -1,4 +1,4 @@
-"""What a communicator has carried: by content, as a signature, and who sent to whom."""
+"""Traffic of a communicator: by content, as a signature, and who sent to whom."""
 
 from __future__ import annotations
 

@@ -429,7 +429,7 @@ def _but_cut_streams(row: dict[str, object]) -> dict[str, object]:
 
 
 def read_each_alone(lines: list[bytes]) -> ReadLog:
-    """What readers say of these lines that know nothing yet."""
+    """Calls in these lines, by readers that know nothing yet."""
     together = ReadLog()
     for number, text in enumerate(lines):
         log = read_log(text, reader=NcclLogReader(SOURCE, line=number))
