@@ -72,6 +72,9 @@ class Machine:
     """Seconds of a step between two nodes."""
     memory_bandwidth: float
     """Bytes per second of a GPU's memory: for what is no matrix, and the optimizer."""
+    memory_efficiency: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+    """Bytes that an operation reads and writes at least, and the share of `memory_bandwidth` it then reaches: the
+    largest first, down to 0. Measured or from a description of the GPU; as it is here every operation reaches all."""
     writes_scores: bool = False
     """Whether attention writes its scores to memory: not with FlashAttention and other fused kernels."""
     inside: Mapping[tuple[str, int], TransferCurve] = field(default_factory=lambda: MappingProxyType({}))
@@ -82,6 +85,11 @@ class Machine:
     def compute_seconds(self, flops: float, work: float) -> float:
         """Of matrices; `work` is micro-batch x sequence x hidden / tensor ranks."""
         return flops / (self.peak_flops * self.best_share * work / (work + self.half_work))
+
+    def memory_seconds(self, accessed: float) -> float:
+        """Of one operation that reads and writes so many bytes and computes nothing to speak of."""
+        share = next(share for least, share in self.memory_efficiency if accessed >= least)
+        return accessed / (self.memory_bandwidth * share)
 
     def cards_in_use(self, placed: Placement) -> float:
         """Share of a node's cards that the groups of a kind reach: those beside the GPUs that send out of the node."""

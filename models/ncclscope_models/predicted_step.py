@@ -254,7 +254,8 @@ def _layers(job: Job, stage: int) -> Iterator[int]:
 def _computation(job: Job, stage: int, machine: Machine) -> tuple[float, float]:
     """Forward and backward seconds of a micro-batch on a stage.
 
-    Full recompute repeats the layers, not the head; selective recompute attention's scores.
+    Full recompute repeats the layers, not the head; selective recompute attention's scores. An operation's accesses are
+    as many times the bytes that it leaves, and its size is what memory reaches by.
     """
     shape, layout, b = job.shape, job.layout, job.training.micro_batch
     head = 6 * b * shape.sequence * shape.hidden * shape.vocabulary
@@ -262,42 +263,52 @@ def _computation(job: Job, stage: int, machine: Machine) -> tuple[float, float]:
     mine = head if stage == layout.pipeline - 1 else 0
     ranks = layout.tensor * layout.context
     work = b * shape.sequence * shape.hidden / ranks
-    accessed = _layer_bytes(job, machine) * job.layers_of_stage / machine.memory_bandwidth
-    scores = _score_bytes(job, machine) * job.layers_of_stage / machine.memory_bandwidth
+    scores = _score_activations(job) if machine.writes_scores else ()
+    activations = (*_activations(job), *scores)
     core = 4 * b * shape.sequence**2 * shape.query_size * job.layers_of_stage
-    forward = machine.compute_seconds((layers + mine) / 3 / ranks, work) + _FORWARD_ACCESSES * accessed
-    backward = 2 * machine.compute_seconds((layers + mine) / 3 / ranks, work) + _BACKWARD_ACCESSES * accessed
+
+    def accesses(times: int, tensors: Iterable[float]) -> float:
+        return job.layers_of_stage * sum(machine.memory_seconds(times * each) for each in tensors)
+
+    matrices = machine.compute_seconds((layers + mine) / 3 / ranks, work)
+    forward = matrices + accesses(_FORWARD_ACCESSES, activations)
+    backward = 2 * matrices + accesses(_BACKWARD_ACCESSES, activations)
     if job.training.recompute is Recompute.FULL:
-        backward += machine.compute_seconds(layers / 3 / ranks, work) + _FORWARD_ACCESSES * accessed
+        backward += machine.compute_seconds(layers / 3 / ranks, work) + accesses(_FORWARD_ACCESSES, activations)
     elif job.training.recompute is Recompute.SELECTIVE:
-        backward += machine.compute_seconds(core / ranks, work) + _FORWARD_ACCESSES * scores
+        backward += machine.compute_seconds(core / ranks, work) + accesses(_FORWARD_ACCESSES, scores)
     return forward, backward
 
 
-def _layer_bytes(job: Job, machine: Machine) -> float:
-    """Bytes of the activations of a layer and micro-batch: norms, inputs and dropout, matrices, and attention's scores.
+def _activations(job: Job) -> tuple[float, ...]:
+    """Bytes that each operation of a layer leaves of a micro-batch on a rank, without attention's scores.
 
-    34 b s h + 5 a b s^2 for GPT's family. Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1. Experts
-    count as the MLPs that a token uses.
+    34 b s h for GPT's family: sum and mask of the dropout before each norm, what the norms give, queries with keys and
+    values, attention's result, and the MLP before and after its function. Source: Korthikanti et al. 2022 (arXiv
+    2205.05198), section 4.1. Experts count as the MLPs that a token uses.
     """
     shape, layout = job.shape, job.layout
     tokens = job.training.micro_batch * shape.sequence / layout.context
-    widths: float = shape.ffn * (3 if shape.is_gated else 2)
+    width: float = shape.ffn
     if shape.experts is not None:
-        mixed = shape.experts.expert_ffn * shape.experts.top_k * (3 if shape.is_gated else 2)
-        widths += (mixed - widths) * shape.expert_layers / shape.layers
-    whole = 10 * shape.hidden / (layout.tensor if layout.is_sequence_parallel else 1)
-    cut = 2 * (2 * shape.query_size + 2 * shape.kv_size + widths)
-    return tokens * (whole + cut / layout.tensor) + _score_bytes(job, machine)
+        width += (shape.experts.expert_ffn * shape.experts.top_k - width) * shape.expert_layers / shape.layers
+    whole = tokens * shape.hidden / (layout.tensor if layout.is_sequence_parallel else 1)
+    cut = 2 * tokens / layout.tensor
+    return (
+        *(3 * whole, 2 * whole) * 2,
+        cut * (shape.query_size + 2 * shape.kv_size),
+        cut * shape.query_size,
+        cut * width * (2 if shape.is_gated else 1),
+        cut * width,
+    )
 
 
-def _score_bytes(job: Job, machine: Machine) -> float:
-    """Of attention's scores, which selective recompute makes again: 5 a b s^2, where they go to memory. Same source."""
-    if not machine.writes_scores:
-        return 0.0
+def _score_activations(job: Job) -> tuple[float, float]:
+    """Bytes of attention's softmax, and of the dropout behind it with its mask: 5 a b s^2. Same source."""
     shape, layout = job.shape, job.layout
     tokens = job.training.micro_batch * shape.sequence / layout.context
-    return 5 * shape.heads * shape.sequence * tokens / layout.tensor
+    each = shape.heads * shape.sequence * tokens / layout.tensor
+    return 2 * each, 3 * each
 
 
 def _placement(job: Job, group: Group, ranks: int, machine: Machine) -> Placement:
@@ -342,4 +353,4 @@ def _boundary(job: Job, machine: Machine) -> float:
 def _optimizer(job: Job, stage: int, machine: Machine) -> float:
     held = elements(stage_tensors(job, stage))
     shards = job.layout.data if job.training.has_distributed_optimizer else 1
-    return held / shards * _OPTIMIZER_BYTES / machine.memory_bandwidth
+    return machine.memory_seconds(held / shards * _OPTIMIZER_BYTES)

@@ -103,6 +103,21 @@ def test_what_is_no_matrix_takes_the_bytes_of_the_activations_five_times(layout:
     assert found.computation == pytest.approx(asked.micro_batches * 8 * 5 * each / 1e12, rel=1e-6)
 
 
+def test_small_operations_reach_less_of_the_memory() -> None:
+    machine = replace(MACHINE, memory_bandwidth=1e12, memory_efficiency=((100e6, 0.9), (1e6, 0.6), (0.0, 0.3)))
+    found = [machine.memory_seconds(size) * 1e12 / size for size in (200e6, 100e6, 99e6, 10.0)]
+    assert found == pytest.approx([1 / 0.9, 1 / 0.9, 1 / 0.6, 1 / 0.3])
+    assert machine.memory_seconds(0.0) == 0
+
+
+def test_what_memory_reaches_counts_by_operation_and_not_by_layer() -> None:
+    whole = replace(MACHINE, peak_flops=float("inf"), memory_bandwidth=1e12, writes_scores=True)
+    # Of a micro-batch every operation of this model leaves less than 100 MB, and all of a layer more.
+    small = replace(whole, memory_efficiency=((200e6, 1.0), (0.0, 0.5)))
+    asked = job(Layout())
+    assert predict_step(asked, small).computation == pytest.approx(2 * predict_step(asked, whole).computation)
+
+
 def test_a_pipeline_waits_its_bubble_and_data_ranks_send_their_gradients_behind_the_last_pass() -> None:
     piped = predict_step(job(Layout(pipeline=4)), MACHINE)
     assert piped.bubble > 0
