@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ncclscope_models.emission.megatron import Step, behind_passes, in_passes
+from ncclscope_models.emission.megatron import Step, behind_passes, chunk_buckets, in_passes
 from ncclscope_models.emission.operations import Emitted, Group
 from ncclscope_models.flops import step_flops
 from ncclscope_models.job import Job, Recompute
@@ -63,8 +63,9 @@ class _Behind:
     """What a stage spends after the last pass, in seconds, if nothing is hidden."""
 
     gradients: float
-    buckets: int
-    """Operations that the gradients take."""
+    buckets: tuple[tuple[float, ...], ...]
+    """Shares of them that buckets hold, in the order in which backward passes fill them, of the last chunk first; none
+    where gradients wait for the whole pass."""
     data: float
     """All else of data parallel ranks: parameters."""
     embedding: float
@@ -186,9 +187,7 @@ class StepPredictor:
         for stage in range(job.layout.pipeline):
             forward, backward, tensor = self._pass_of(job, stage)
             behind = self._behind_of(job, stage)
-            data = behind.data + behind.gradients
-            if job.training.overlaps_gradients:
-                data -= _hidden(job, behind, backward + tensor / 2)
+            data = behind.data + _exposed(job, behind, backward + tensor / 2)
             found.append(_Stage(forward, backward, tensor, data, behind.embedding, behind.optimizer))
         return found
 
@@ -221,7 +220,7 @@ class StepPredictor:
             gradients = _seconds(job, self.machine, reduced, data)
             self._behind[key] = _Behind(
                 gradients=gradients,
-                buckets=sum(each.lines for each in reduced),
+                buckets=_buckets(job, stage) if job.training.overlaps_gradients else (),
                 data=_seconds(job, self.machine, operations, data) - gradients,
                 embedding=_seconds(job, self.machine, operations, (Group.EMBEDDING,)),
                 optimizer=_optimizer(job, stage, self.machine),
@@ -229,15 +228,36 @@ class StepPredictor:
         return self._behind[key]
 
 
-def _hidden(job: Job, behind: _Behind, backward: float) -> float:
-    """Seconds of gradients that the backward pass hides: of all buckets but the last, while others are computed.
+def _buckets(job: Job, stage: int) -> tuple[tuple[float, ...], ...]:
+    chunks = [
+        [
+            each.elements
+            for are_experts in (False, True)
+            for each in chunk_buckets(job, stage, chunk, are_experts=are_experts)
+        ]
+        for chunk in reversed(range(job.layout.chunks))
+    ]
+    whole = sum(map(sum, chunks))
+    return tuple(tuple(each / whole for each in chunk) for chunk in chunks)
 
-    `backward`: of a micro-batch on the stage. Chunks end one after the other, each of as many micro-batches as stages.
+
+def _exposed(job: Job, behind: _Behind, backward: float) -> float:
+    """Seconds of gradients after the last backward pass: buckets one after the other, each from when it is full.
+
+    `backward`: of a micro-batch on the stage. Chunks end one after the other, each of as many micro-batches as stages;
+    a bucket is full when its share of the chunk's last pass is over.
     """
-    layout = job.layout
-    before_last = 1 - 1 / max(1, behind.buckets)
-    rounds = min(job.micro_batches, layout.pipeline) if layout.chunks > 1 else 1
-    return before_last * min(behind.gradients, backward * rounds)
+    if not behind.buckets:
+        return behind.gradients
+    chunks, layout = len(behind.buckets), job.layout
+    rounds = min(job.micro_batches, layout.pipeline) if chunks > 1 else 1
+    sent = 0.0
+    for number, buckets in enumerate(behind.buckets, 1):
+        filled = backward * (rounds * number - 1) / chunks
+        for share in buckets:
+            filled += backward / chunks * share / sum(buckets)
+            sent = max(sent, filled) + behind.gradients * share
+    return max(0.0, sent - backward * rounds)
 
 
 def _kind(job: Job, stage: int) -> Hashable:

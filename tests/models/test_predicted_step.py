@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.models import collective_times, step_times, vtrain
 
+from ncclscope_models.emission.megatron import gradient_buckets
 from ncclscope_models.job import Job, Layout, Precision, Recompute, Training, gpt
 from ncclscope_models.machine import BASE_STEPS_BETWEEN, BASE_STEPS_INSIDE, Machine, Placement
 from ncclscope_models.memory import layer_activation_bytes
@@ -150,6 +151,10 @@ def test_gradients_of_all_buckets_but_the_last_hide_behind_the_last_backward_pas
     exposed, hidden = (predict_step(each, MACHINE) for each in (wide, hides))
     assert exposed.data / 20 < hidden.data < exposed.data / 2
     assert hidden.seconds == pytest.approx(exposed.seconds - exposed.data + hidden.data)
+    slow = predict_step(hides, replace(MACHINE, peak_flops=MACHINE.peak_flops / 100))
+    *_, last = sizes = [each.elements for each in gradient_buckets(hides, 0, are_experts=False)]
+    assert slow.data == pytest.approx(exposed.data * last / sum(sizes))  # the last has the embedding: it is the largest
+    assert last == max(sizes)
     one_stage = predict_step(replace(hides, layout=Layout(pipeline=2, data=4)), MACHINE)
     assert one_stage.data > 0  # the last stage has one bucket, which nothing hides
 

@@ -161,18 +161,24 @@ def _kernels_1f1b(p: int, stage: int, m: int) -> int:
 
 def gradient_buckets(job: Job, stage: int, *, are_experts: bool) -> list[Bucket]:
     """Buckets of gradients of a rank, chunk after chunk."""
+    chunks = range(job.layout.chunks)
+    return [each for chunk in chunks for each in chunk_buckets(job, stage, chunk, are_experts=are_experts)]
+
+
+def chunk_buckets(job: Job, stage: int, chunk: int, *, are_experts: bool) -> list[Bucket]:
+    """Buckets of gradients of one chunk of a rank, in the order in which the backward pass fills them."""
     layout, training = job.layout, job.training
-    ranks = layout.expert_data if are_experts else layout.data * layout.context
-    found: list[Bucket] = []
-    for chunk in range(layout.chunks):
-        tensors = [tensor for tensor in rank_tensors(job, stage, chunk) if tensor.is_expert is are_experts]
-        size = megatron_bucket_size(
-            layout.data * layout.context,
-            overlaps=training.overlaps_gradients,
-            is_first_chunk_of_first_stage=stage == 0 and chunk == 0,
-        )
-        found += megatron_buckets(tensors, ranks, bucket_size=size, is_distributed=training.has_distributed_optimizer)
-    return found
+    size = megatron_bucket_size(
+        layout.data * layout.context,
+        overlaps=training.overlaps_gradients,
+        is_first_chunk_of_first_stage=stage == 0 and chunk == 0,
+    )
+    return megatron_buckets(
+        [tensor for tensor in rank_tensors(job, stage, chunk) if tensor.is_expert is are_experts],
+        layout.expert_data if are_experts else layout.data * layout.context,
+        bucket_size=size,
+        is_distributed=training.has_distributed_optimizer,
+    )
 
 
 def _gradients(job: Job, stage: int) -> tuple[Emitted, ...]:
