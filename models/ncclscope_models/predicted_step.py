@@ -18,8 +18,13 @@ from ncclscope_models.machine import Machine, Placement
 from ncclscope_models.parameters import elements, stage_tensors
 from ncclscope_models.schedule import StagePasses, long_schedule
 
-_OPTIMIZER_BYTES: Final = 28
-"""Adam in mixed precision reads and writes about so much memory per parameter: 2 x 12 of state, gradient, weight."""
+_UPDATE_BYTES: Final = 38
+"""Of each parameter that a rank updates, with gradients of 32 bits: 4 are read for the norm, Adam reads the gradient,
+reads and writes the parameter and two moments (28), and the 16-bit copy is made (6). Source: Megatron-LM core_r0.13.0
+`megatron/core/optimizer` (clip_grads.py:get_grad_norm_fp32, optimizer.py:_copy_main_params_to_model_params), Apex
+`csrc/multi_tensor_adam.cu`. Clipping, which reads and writes gradients again, is left out."""
+_ZEROED_BYTES: Final = 4
+"""Of each parameter that a rank holds: the gradient is set to zero. Source: `param_and_grad_buffer.py:reset`."""
 _FORWARD_ACCESSES: Final = 2
 """An activation is written once and read once by the next kernel."""
 _BACKWARD_ACCESSES: Final = 3
@@ -373,4 +378,4 @@ def _boundary(job: Job, machine: Machine) -> float:
 def _optimizer(job: Job, stage: int, machine: Machine) -> float:
     held = elements(stage_tensors(job, stage))
     shards = job.layout.data if job.training.has_distributed_optimizer else 1
-    return machine.memory_seconds(held / shards * _OPTIMIZER_BYTES)
+    return machine.memory_seconds(held * _ZEROED_BYTES + held / shards * _UPDATE_BYTES)
