@@ -8,7 +8,7 @@ names both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
@@ -25,7 +25,6 @@ from ncclscope_models.job import (
     Recompute,
     Shape,
     Training,
-    contradictions,
     padded_vocabulary,
 )
 from ncclscope_models.parameters import stage_parameters
@@ -389,13 +388,3 @@ def _check_count(job: Job, count: ParameterCount) -> None:
             f"{count.source} says {count.parameters:,} parameters, but the description gives stage {count.stage} "
             f"{expected:,}"
         )
-
-
-def with_field(description: Description, name: str, value: Value, source: str) -> Description:
-    """The same with one field changed."""
-    return replace(description, fields={**description.fields, name: Given(value, source)})
-
-
-def problems(job: Job) -> list[str]:
-    """What cannot be true together in a job."""
-    return contradictions(job.shape, job.layout, job.training)

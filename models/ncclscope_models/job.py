@@ -5,7 +5,7 @@ Every field has to be given: what a description leaves open is decided in `descr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -287,10 +287,6 @@ class Job:
     def stage_kind(self, stage: int) -> tuple[bool, bool]:
         """Whether a stage is the first, and whether it is the last."""
         return stage == 0, stage == self.layout.pipeline - 1
-
-    def with_layout(self, layout: Layout) -> Job:
-        """The same job on other ranks."""
-        return replace(self, layout=layout)
 
 
 def contradictions(shape: Shape, layout: Layout, training: Training) -> list[str]:

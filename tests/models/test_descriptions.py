@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ncclscope.model import agreeing_rates
-from ncclscope_models.description import Completed, Description, Given, completed, merged, parsed, with_field
+from ncclscope_models.description import Completed, Description, Given, completed, merged, parsed
 from ncclscope_models.description_sources.files import model_toml, read_parsed
 from ncclscope_models.description_sources.megatron import read_output
 from ncclscope_models.job import Framework, ModelError, Precision, Recompute
@@ -136,7 +137,7 @@ def test_two_files_that_differ_are_an_error_with_both_places() -> None:
     given = Description({"layers": parsed("layers", "8", "--set layers=8")})
     with pytest.raises(ModelError, match=r"layers is 8 in --set layers=8, and 4 in train.log:17"):
         merged([given, output])
-    assert completed(with_field(output, "version", "0.13", "test")).job.version == "0.13"
+    assert completed(replace(output, fields={**output.fields, "version": Given("0.13", "test")})).job.version == "0.13"
 
 
 @pytest.mark.parametrize("text", ["many", "-3", ""])
@@ -257,6 +258,6 @@ def test_a_real_log_that_contradicts_itself_is_refused(corpus: Path) -> None:
         output = read_output(lines, log.name)
     with pytest.raises(ModelError, match=r"4 layers do not divide over 3 stages.*:195 \(num_layers\)"):
         completed(output.description)
-    one_each = with_field(output.description, "layers", 3, "parameter lines")
+    one_each = replace(output.description, fields={**output.description.fields, "layers": Given(3, "parameter lines")})
     # With one layer on each stage every printed count fits.
     assert completed(one_each).job.layers_of_stage == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from emission_samples import small
@@ -58,7 +60,7 @@ def test_what_a_router_spreads_is_no_difference() -> None:
 
 def test_four_stages_on_four_nodes_talk_to_their_neighbours_only() -> None:
     """Li et al., figure 4: p 4, t 2, d 4 on nodes of eight; one stage a node."""
-    job = SHAPES["all three"].described().job.with_layout(Layout(tensor=2, pipeline=4, data=4))
+    job = replace(SHAPES["all three"].described().job, layout=Layout(tensor=2, pipeline=4, data=4))
     pairs: dict[str, set[tuple[int, int]]] = {}
     for rank in range(job.layout.ranks):
         for each in expected_calls(job, rank, Order.DATA_FIRST):
