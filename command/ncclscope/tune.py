@@ -43,6 +43,7 @@ _SETTLES: Final = {
     "inside": "transfers inside a node",
     "between": "transfers between nodes",
     "model": "what the model leaves out",
+    "left open": "what the recorded run took beyond its parts",
     "learned": "what corrections are off by",
 }
 

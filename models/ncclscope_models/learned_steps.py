@@ -78,14 +78,23 @@ def learned_from(calibrations: Sequence[Calibration], fitted: FittedMachine) -> 
 
 def corrected(ranking: Ranking, residual: Residual, gpus_per_node: int, most: int) -> Ranking:
     """The first `most` of these layouts, in the order of their corrected steps."""
-    found = [_corrected(each, residual, gpus_per_node) for each in ranking.ranked]
+    now = (ranking.now.job.layout, ranking.now.job.training)
+    found = [
+        _as_observed(each) if (each.job.layout, each.job.training) == now else _corrected(each, residual, gpus_per_node)
+        for each in ranking.ranked
+    ]
     ranked = tuple(nsmallest(most, found, key=lambda each: each.seconds))
     return replace(
         ranking,
         ranked=ranked,
         alike=sum(each.low <= ranked[0].high for each in ranked) if ranked else 0,
-        now=_corrected(ranking.now, residual, gpus_per_node),
+        now=_as_observed(ranking.now),
     )
+
+
+def _as_observed(now: Ranked) -> Ranked:
+    """The layout that was recorded, which took what it took."""
+    return replace(now, parts={**now.parts, "learned": 0.0})
 
 
 def _corrected(found: Ranked, residual: Residual, gpus_per_node: int) -> Ranked:

@@ -15,10 +15,14 @@ from ncclscope_models.memory import Fit, MemoryNeed
 from ncclscope_models.predicted_step import PARTS, PredictedStep, StepPredictor
 
 BASE_WIDTH: Final = 0.027
-"""Half-width, as a logarithm, of what no term says: of another layout than the one that calibrated. With both, 74 %
-of 860 forecasts of vTrain's measured steps lie within their intervals (`benchmarks.models step_times`)."""
-OTHER_TENSOR_WIDTH: Final = 0.054
-"""The same where tensor ranks differ, whose matrices have other widths: twice, as median errors on vTrain's."""
+"""Half-width, as a logarithm, of what no term says: of another layout than the one that calibrated by its whole step.
+With it 74 % of 860 forecasts of vTrain's measured steps lie within their intervals (`benchmarks.models step_times`)."""
+_PARTS_WIDTH: Final = 0.015
+"""The same where the run was recorded with its parts, since then `left open` says how well they explain it. From 25
+simulated scenarios; with it 83 % of the forecasts of others lie within their intervals (`benchmarks.models tune`)."""
+_OTHER_TENSOR: Final = 2.0
+"""Both are so many times as wide where tensor ranks differ, whose matrices have other widths: as median errors on
+vTrain's are."""
 _EXACT: Final = 300
 """Layouts whose pipeline is run event by event; of the others it is known that they are slower."""
 
@@ -102,13 +106,16 @@ def _ranked(
     unsure: Mapping[str, Sequence[tuple[StepPredictor, float]]],
     need: MemoryNeed,
 ) -> Ranked:
-    seconds = fitted.seconds(step.seconds)
     is_now = (job.layout, job.training) == (now.layout, now.training)
-    width = BASE_WIDTH if job.layout.tensor == now.layout.tensor else OTHER_TENSOR_WIDTH
+    factor = fitted.factor if is_now else fitted.factor_of_others
+    seconds = step.seconds * factor + fitted.idle
+    width = (_PARTS_WIDTH if fitted.is_from_parts else BASE_WIDTH) * (
+        1.0 if job.layout.tensor == now.layout.tensor else _OTHER_TENSOR
+    )
     widths: dict[str, float] = {"model": 0.0 if is_now else width}
     below = above = widths["model"]
-    for name, ends in unsure.items():
-        off = [log((predictor.predict(job).seconds * factor + fitted.idle) / seconds) for predictor, factor in ends]
+    for name, ends in () if is_now else unsure.items():
+        off = [log((predictor.predict(job).seconds * times + fitted.idle) / seconds) for predictor, times in ends]
         widths[name] = max(map(abs, off))
         below, above = hypot(below, max(0.0, -min(off))), hypot(above, max(0.0, *off))
     return Ranked(
@@ -116,7 +123,7 @@ def _ranked(
         seconds=seconds,
         low=seconds * exp(-below),
         high=seconds * exp(above),
-        parts={**{part: fitted.factor * getattr(step, part) for part in PARTS}, "idle": fitted.idle},
+        parts={**{part: factor * getattr(step, part) for part in PARTS}, "idle": fitted.idle},
         widths=widths,
         memory_bytes=need.bytes(job),
         fit=need.fit(job),
@@ -138,4 +145,4 @@ def widest(ranked: Sequence[Ranked]) -> tuple[str, float, Ranked] | None:
     if not squares or not squares.total():
         return None
     name, square = squares.most_common(1)[0]
-    return name, square / squares.total(), max(ranked, key=lambda each: each.widths[name])
+    return name, square / squares.total(), max(ranked, key=lambda each: each.widths.get(name, 0.0))

@@ -181,7 +181,7 @@ def test_many_runs_correct_the_layouts_inside_of_them_and_name_why_others_are_no
     assert not all(is_corrected)
     for each in found["layouts"]:
         assert sum(each["parts_seconds"].values()) == pytest.approx(each["step_seconds"])
-        assert each["step_low_seconds"] < each["step_seconds"] < each["step_high_seconds"]
+        assert each["step_low_seconds"] <= each["step_seconds"] <= each["step_high_seconds"]  # equal where it ran
     steps = [each["step_seconds"] for each in found["layouts"]]
     assert steps == sorted(steps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
 import pytest
 
@@ -118,6 +119,21 @@ def test_what_is_idle_stays_whatever_the_layout_is() -> None:
     assert sum(ranked.parts.values()) == pytest.approx(ranked.seconds)
 
 
+def test_half_of_what_the_parts_leave_open_is_taken_to_be_of_other_layouts() -> None:
+    computed = StepPredictor(MACHINE).computation_of_a_rank(NOW)
+    observed = calibration(1.21 * predict_step(NOW, MACHINE).seconds, computed)
+    found = fitted_machine(MACHINE, NOW, observed, TIMES)
+    assert found.factor == pytest.approx(1.21, rel=0.01)
+    other = replace(NOW, layout=replace(NOW.layout, pipeline=4, data=2))
+    ranking = rank([other], NOW, found, MemoryNeed(None))
+    ranked, predicted = ranking.ranked[0], predict_step(other, found.machine).seconds
+    assert ranked.seconds == pytest.approx(1.1 * predicted, rel=0.01)
+    assert ranked.low < predicted < 1.21 * predicted < ranked.high
+    assert ranked.widths["left open"] == pytest.approx(log(1.1), rel=0.05)
+    assert ranking.now.seconds == pytest.approx(1.21 * predict_step(NOW, MACHINE).seconds)
+    assert ranking.now.low == ranking.now.high == ranking.now.seconds
+
+
 def test_of_several_stages_to_a_node_the_slow_sends_are_those_between_nodes() -> None:
     sends = [
         MeasuredTransfers(message_bytes=size, low=2e-5 + size / 200e9, typical=0.0, high=4e-5 + size / 50e9, samples=50)
@@ -179,7 +195,7 @@ def test_the_first_of_a_ranking_are_the_fastest_of_all_that_fit() -> None:
     found = rank(layouts(NOW, SPACE), NOW, machine, need, most=5)
     fits = [job for job in layouts(NOW, SPACE) if need.fit(job) is not Fit.DOES_NOT]
     assert found.considered - found.do_not_fit == len(fits) < found.considered
-    steps = sorted(predict_step(job, machine.machine).seconds * machine.factor for job in fits)
+    steps = sorted(machine.seconds(predict_step(job, machine.machine).seconds) for job in fits)
     assert [each.seconds for each in found.ranked] == pytest.approx(steps[:5])
     assert found.now.seconds == pytest.approx(predict_step(NOW, MACHINE).seconds, rel=0.01)
 
