@@ -55,7 +55,8 @@ def open_page(
     """The page once it is live, and what the console said that it should not have.
 
     That the machine's network changed (an interface came or went, as in a container that starts beside the tests)
-    cuts the requests under way, also those to 127.0.0.1; the page asks again, and this is no fault of it.
+    cuts the requests under way, also those to 127.0.0.1; the page asks again, and loads itself again where a part of it
+    was cut, and this is no fault of it.
     """
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme="dark" if scheme == "dark" else "light"
@@ -425,6 +426,16 @@ def test_the_link_of_an_alert_opens_its_finding_once(browser: Browser, repositor
             "open", ""
         )
         assert complaints == []
+
+
+def test_a_page_that_came_in_part_is_loaded_again(browser: Browser, repository: Path) -> None:
+    with fake_service(repository) as port:
+        page = browser.new_page()
+        page.route("**/static/plan.js", lambda route: route.abort("connectionreset"), times=1)
+        page.goto(f"http://127.0.0.1:{port}/")
+        expect(page.locator("#connection")).to_have_text("page incomplete, loading again")
+        expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+        page.context.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (390, "light")])
