@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.align.lost_calls import LostCalls
 from ncclscope_service.align.nvtx_calls import GUESSED, LINE, Place, Placed, ThreadCalls, find_place, thread_calls
 from ncclscope_service.align.records import MATCH, PLAN
 from ncclscope_service.align.thread_backlog import plans_of
@@ -64,6 +65,10 @@ class _Chunk:
 @dataclass(slots=True)
 class _Thread:
     lines: Columns = field(default_factory=lambda: np.empty(0, LINE))
+    """With those that were lost, as far as that is known."""
+    unfilled: Columns = field(default_factory=lambda: np.empty(0, LINE))
+    """Lines behind these."""
+    lost: LostCalls = field(default_factory=lambda: LostCalls(("member", "kind", "bytes", "text")))
     frontier: int = 0
     """Lines before it are decided."""
     chunks: list[_Chunk] = field(default_factory=list[_Chunk])
@@ -76,6 +81,19 @@ class _Thread:
     """Lines after which the program repeats, by the last capture; 0 if unknown."""
     has_holes: bool = False
     """Lines were joined by others: what is a period back cannot be counted."""
+
+    def fill(self, *, final: bool) -> None:
+        """Puts in lines that were lost, where lines have no stamps, which tell it."""
+        if not len(self.unfilled):
+            return
+        if (self.unfilled["logged_at_ns"] != NO_TIME_NS).any():
+            filled, self.unfilled = self.unfilled, self.unfilled[:0]
+        else:
+            found = self.lost.fill(self.unfilled, final=final)
+            filled, self.unfilled = found.rows, self.unfilled[found.amount :]
+            if found.is_lost.any():
+                filled["id"][found.is_lost], filled["is_lost"] = filled["id"][found.following], found.is_lost
+        self.lines = row_ops.concat([self.lines, filled])
 
 
 @dataclass(slots=True)
@@ -94,14 +112,14 @@ class ExactJoin:
     def ingest_operations(self, rows: Columns) -> None:
         """Ingests operations (records.ALIGN_OPERATION) in log order."""
         lines = np.empty(len(rows), LINE)
-        for name in ("id", "member", "logged_at_ns"):
+        for name in ("id", "member", "logged_at_ns", "text"):
             lines[name] = rows[name]
         lines["kind"] = rows["op"]
         lines["bytes"] = _call_bytes(rows)
-        lines["unit"] = NO_NUMBER
+        lines["unit"], lines["is_lost"] = NO_NUMBER, False
         for tid, mine in group_by(rows["tid"]):
             thread = self._threads.setdefault(tid, _Thread())
-            thread.lines = row_ops.concat([thread.lines, row_ops.take(lines, mine)])
+            thread.unfilled = row_ops.concat([thread.unfilled, row_ops.take(lines, mine)])
 
     def ingest_capture(self, ranges: Columns, kernels: Columns, end_ns: int) -> None:
         """Ingests a whole capture: the ranges (rows.API_CALL) and kernels (records.ALIGN_KERNEL) of this process."""
@@ -128,6 +146,7 @@ class ExactJoin:
         `begins_with_log`: whether the first capture began before anything was launched; None while that is not known.
         """
         for tid, thread in self._threads.items():
+            thread.fill(final=final)
             while thread.chunks and self._join(
                 tid, thread, thread.chunks[0], final=final, begins_with_log=begins_with_log
             ):
@@ -139,7 +158,7 @@ class ExactJoin:
             _evict_lines(thread)
         decided = row_ops.concat([np.empty(0, EXACT_MATCH), *self._out])
         self._out = []
-        return decided
+        return row_ops.filter_rows(decided, decided["operation"] != NO_NUMBER)
 
     def drain_plans(self) -> Columns:
         """Further kernels (records.PLAN) of the joins since the last call."""
@@ -219,7 +238,7 @@ class ExactJoin:
             return
         first = place.held.start
         begin = thread.frontier
-        exact = self._unmatched_rows(thread.lines["id"][begin:first], thread.is_broken)
+        exact = self._unmatched_rows(thread.lines[begin:first], thread.is_broken)
         self._out.append(exact)
         orphans = row_ops.filter_rows(chunk.kernels, chunk.kernels["launch_start_ns"] == NO_TIME_NS)
         if len(orphans) == 0:
@@ -244,7 +263,7 @@ class ExactJoin:
 
     def _decide(self, thread: _Thread, chunk: _Chunk, place: Place, kernels: Columns, units: NDArray[np.int64]) -> None:
         begin, end = place.held.start, place.held.stop
-        exact = self._unmatched_rows(thread.lines["id"][begin:end], True)
+        exact = self._unmatched_rows(thread.lines[begin:end], True)
         members = thread.lines["member"][place.lines]
         unit_of = chunk.thread.calls["unit"][place.calls]
         self._learn_lanes(members, unit_of, kernels, units)
@@ -332,9 +351,10 @@ class ExactJoin:
         return int(held["id"][0]) if len(held) else NO_NUMBER
 
     @staticmethod
-    def _unmatched_rows(ids: NDArray[np.int64], is_unknown: bool) -> Columns:
-        exact = np.zeros(len(ids), EXACT_MATCH)
-        exact["operation"], exact["kernel"], exact["launch"] = ids, NO_NUMBER, NO_NUMBER
+    def _unmatched_rows(lines: Columns, is_unknown: bool) -> Columns:
+        exact = np.zeros(len(lines), EXACT_MATCH)
+        exact["operation"] = np.where(lines["is_lost"], NO_NUMBER, lines["id"])
+        exact["kernel"], exact["launch"] = NO_NUMBER, NO_NUMBER
         exact["match"] = Match.PENDING if is_unknown else Match.NOT_COVERED
         exact["confidence"] = 0.9
         return exact
@@ -342,12 +362,15 @@ class ExactJoin:
     def give_up(self, before: int) -> None:
         """Leaves operations with an id below `before` to others: no capture came for too long after them."""
         for thread in self._threads.values():
+            if len(thread.unfilled) and thread.unfilled["id"][0] < before:
+                thread.lines, thread.unfilled = row_ops.concat([thread.lines, thread.unfilled]), thread.unfilled[:0]
+                thread.lost.skip()
             until = int(np.searchsorted(thread.lines["id"], before))
             if until > thread.frontier:
                 self._give_up_lines(thread, until, is_known=False)
 
     def _give_up_lines(self, thread: _Thread, until: int, *, is_known: bool) -> None:
-        self._out.append(self._unmatched_rows(thread.lines["id"][thread.frontier : until], not is_known))
+        self._out.append(self._unmatched_rows(thread.lines[thread.frontier : until], not is_known))
         thread.frontier = max(thread.frontier, until)
 
 

@@ -54,6 +54,8 @@ LINE: Final = np.dtype(
         ("bytes", "<i8"),  # count x size of the call; NO_NUMBER
         ("member", "<i4"),
         ("logged_at_ns", "<i8"),  # NO_TIME_NS
+        ("text", "<i4"),  # number of the line's text
+        ("is_lost", "?"),  # put in where others of its program have it (lost_calls); its id is that of the next line
         ("unit", "<i8"),  # lines of one unit share it, once they were placed; NO_NUMBER
     ]
 )

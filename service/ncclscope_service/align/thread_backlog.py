@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.align.by_time import GROUP_GAP_NS, SPLIT_PRIOR, GroupVotes
 from ncclscope_service.align.expected_launches import LAUNCH
+from ncclscope_service.align.lost_calls import Filled
 from ncclscope_service.align.records import PLAN
 from ncclscope_service.columns import row_ops
 from ncclscope_wire.batch import Columns
@@ -103,6 +104,8 @@ class ThreadBacklog:
     kernels: Columns = field(default_factory=lambda: np.empty(0, dtype=THREAD_KERNEL))
     is_spread: bool = False
     """There is a row for each kernel that a launch is known to take."""
+    filled: int = 0
+    """Launches up to which those whose lines were lost were put in; they have no operations."""
     _last_correlation: int = -(2**63)
 
     def add_launches(self, launches: Columns, ids: NDArray[np.int64]) -> None:
@@ -113,6 +116,16 @@ class ThreadBacklog:
         """From now on there is a row for each kernel that a launch is known to take."""
         if not self.is_spread:
             self.is_spread, self.launches = True, spread(self.launches)
+
+    def fill(self, filled: Filled) -> None:
+        """Takes these launches in place of those behind the ones that are filled."""
+        rows = filled.rows
+        if filled.is_lost.any():
+            for name, of in (("first_op", "first_op"), ("begin", "begin"), ("end", "begin")):
+                rows[name][filled.is_lost] = rows[of][filled.following]
+        before, behind = self.launches[: self.filled], self.launches[self.filled + filled.amount :]
+        self.launches = row_ops.concat([before, rows, behind])
+        self.filled += len(rows)
 
     def _append(self, launches: Columns, ids: NDArray[np.int64]) -> None:
         lengths = launches["end"] - launches["begin"]
@@ -173,6 +186,7 @@ class ThreadBacklog:
             self.launches["begin"] -= cut
             self.launches["end"] -= cut
             self.ids = self.ids[cut:].copy()
+            self.filled = max(0, self.filled - used)
         if kernels_used:
             self._last_correlation = int(self.kernels["correlation_id"][kernels_used - 1])
             self.kernels = row_ops.copy(self.kernels[kernels_used:])

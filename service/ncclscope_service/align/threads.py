@@ -27,6 +27,7 @@ from ncclscope_service.align.by_order.thread_order import OrderPairing, PairingM
 from ncclscope_service.align.by_time import TIMED_KERNEL, TIMED_LAUNCH, TimePairing
 from ncclscope_service.align.coverage import Coverage
 from ncclscope_service.align.lanes import LANE_WINDOW, PATIENCE_NS, UNBOUND, VOTES, Lanes, majority, votes_by_time
+from ncclscope_service.align.lost_calls import LostCalls
 from ncclscope_service.align.records import launch_times
 from ncclscope_service.align.thread_backlog import (
     THREAD_KERNEL,
@@ -67,6 +68,7 @@ class ThreadAligner:
     backlog: ThreadBacklog = field(default_factory=ThreadBacklog)
     """Launches and kernels that are not decided yet."""
     _gaps: GapHistory = field(default_factory=GapHistory)
+    _lost: LostCalls = field(default_factory=lambda: LostCalls(("signature", "text", "plan")))
     _plans: PlanGatherer = field(default_factory=PlanGatherer)
     _used: int = 0
     """Launches decided so far."""
@@ -93,6 +95,8 @@ class ThreadAligner:
     def give_up(self, amount: int) -> Outcome:
         """Takes the oldest launches out without a kernel."""
         self._ordered.skip(amount)
+        if amount > self.backlog.filled:
+            self._lost.skip()
         outcome = self._drain(Choice.without_kernels(amount))
         return self._plans.gather(outcome) if self.backlog.is_spread else outcome
 
@@ -193,7 +197,8 @@ class ThreadAligner:
         Kernels up to a hole in what was recorded are decided on their own; the next step goes on behind it.
         """
         self.backlog.spread()
-        rows = self.backlog.launches[: np.searchsorted(self.backlog.launches["first_op"], before_op)]
+        self._fill(before_op, final=final)
+        rows = self.backlog.launches[: self.backlog.filled]
         rows = rows if final else rows[: 4 * len(self.backlog.kernels) + _AHEAD]
         amount, is_border = self._gaps.next_border(self.backlog.kernels, coverage, final=final)
         if is_border and amount == 0 and len(rows):
@@ -210,6 +215,13 @@ class ThreadAligner:
         has_moved = len(choice.kernel) + choice.kernels_used > 0
         return Step(self._plans.gather(self._drain(choice)), has_moved or (is_border and amount > 0))
 
+    def _fill(self, before_op: int, *, final: bool) -> None:
+        """Puts in launches whose lines were lost, among those that begin before an operation."""
+        backlog = self.backlog
+        end = int(np.searchsorted(backlog.launches["first_op"], before_op))
+        if end > backlog.filled:
+            backlog.fill(self._lost.fill(backlog.launches[backlog.filled : end], final=final))
+
     def _resume(self, rows: Columns, mode: PairingMode, coverage: Coverage, *, final: bool) -> Step:
         """Skips the launches of a hole in what was recorded; none while more must come first."""
         behind, is_over = self._gaps.next_border(self.backlog.kernels, coverage, final=True, is_behind=True)
@@ -220,7 +232,7 @@ class ThreadAligner:
         given = BehindGap(items, operations, left, kernels, right, self.lanes.compatible())
         if not (final or is_over or len(kernels) >= ENOUGH_BEHIND):
             return self._nothing()
-        found = self._gaps.find(given, self._used, final=final)
+        found = self._gaps.find(given, self._used, step=self._lost.step, final=final)
         if found is None:
             return self._nothing()
         if mode.has_other_threads and not found.is_sure:

@@ -12,23 +12,19 @@ that lost a whole step counts on too early; where lines have stamps its rhythm s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.common_text import common_text, first_places
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _REMEMBERED: Final = 64
 """Steps of a rank that are compared."""
-_COMPARED: Final = 16
-_COMPARED_AT_LEAST: Final = 4
-_ROUNDS: Final = 8
-_LONGEST: Final = 2048
-"""Calls of a step; longer ones are compared only if most are whole, which costs nothing."""
 _LOST_BY_ALL: Final = 1
 """Calls of a step that all ranks may have lost; of which more are missing, they were not called."""
 _MOSTLY: Final = 0.5
@@ -85,7 +81,7 @@ class Program:
             for step in sorted(known)[:-_REMEMBERED]:
                 del known[step]
             if known != before:
-                self._found[rank] = _program(list(known.values()))
+                self._found[rank] = common_text(list(known.values()))
         self._length = max(map(len, self._found.values()), default=0)
         self._of_rank = {rank: own for rank, own in self._found.items() if len(own) == self._length > 0}
         return any(self._lacks_some(rank, step) for rank, steps in self._steps.items() for step in steps)
@@ -96,7 +92,7 @@ class Program:
         if rank not in self._of_rank or len(own) == self._length:
             return False
         is_whole = any(len(steps.get(step, ())) == self._length for steps in self._steps.values())
-        return is_whole and len(_first_places(np.asarray(own, np.int64), self._of_rank[rank])) == len(own)
+        return is_whole and len(first_places(np.asarray(own, np.int64), self._of_rank[rank])) == len(own)
 
     def note(self, calls: Mapping[int, Columns]) -> None:
         """Remembers in which step the last of these collectives was: calls that were given, by rank."""
@@ -153,15 +149,15 @@ class Program:
         if own is None or not amount:
             return None if amount else np.empty(0, np.int64)
         if is_begun:
-            places = _first_places(templates[:amount][::-1], own[::-1])
+            places = first_places(templates[:amount][::-1], own[::-1])
             return self._length - 1 - places[::-1] if len(places) == amount else None
         # Where the last lines of a step were lost, or the first ones of the next, steps were parted elsewhere.
-        places = _first_places(templates[: amount + self._length // _FAR], own)
+        places = first_places(templates[: amount + self._length // _FAR], own)
         if len(places) < amount and templates[len(places)] not in own:
             return None
         if len(places) > amount:
             ahead = places[amount:]
-            is_next = _first_places(templates[amount:][: len(ahead)], own)
+            is_next = first_places(templates[amount:][: len(ahead)], own)
             return places[:amount] if len(is_next) == len(ahead) else places
         return places
 
@@ -197,67 +193,3 @@ class Program:
         self._stamps_ns = before
         self._lost_steps.update({int(rank): int(amount) for rank, amount in zip(known, lost, strict=True) if amount})
         return True
-
-
-def _program(steps: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
-    """What most of these steps have in common, with what single ones of them lost; empty if they are too few."""
-    if not steps:
-        return np.empty(0, np.int64)
-    usual, amount = Counter(steps).most_common(1)[0]
-    if 2 * amount > len(steps) > 1:
-        return np.asarray(usual, np.int64)
-    draft = np.asarray(max(steps, key=len), np.int64)
-    if len(steps) < _COMPARED_AT_LEAST or len(draft) > _LONGEST:
-        return np.empty(0, np.int64)
-    compared = [np.asarray(step, np.int64) for step in steps[-_COMPARED:]]
-    for _ in range(_ROUNDS):
-        agreed = np.zeros(len(draft), np.int64)
-        missed: Counter[tuple[int, int]] = Counter()
-        for step in compared:
-            places = _common(draft, step)
-            agreed[places[places >= 0]] += 1
-            before = np.maximum.accumulate(np.where(places >= 0, places, NO_NUMBER))
-            missed.update(set(zip((before[places < 0] + 1).tolist(), step[places < 0].tolist(), strict=True)))
-        lost = {place: call for (place, call), votes in sorted(missed.items()) if 2 * votes > len(compared)}
-        is_usual = 2 * agreed > len(compared)
-        if not lost and is_usual.all():
-            break
-        draft = np.insert(np.where(is_usual, draft, NO_NUMBER), list(lost), list(lost.values()))
-        draft = draft[draft != NO_NUMBER]
-    return draft
-
-
-def _common(draft: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place in the draft of each line of a step in their longest common text; NO_NUMBER."""
-    lengths = np.zeros((len(step) + 1, len(draft) + 1), np.int16)
-    for nth, call in enumerate(step.tolist()):
-        with_call = lengths[nth, :-1] + (draft == call)
-        lengths[nth + 1, 1:] = np.maximum.accumulate(np.maximum(lengths[nth, 1:], with_call))
-    places = np.full(len(step), NO_NUMBER, np.int64)
-    at, nth = len(draft), len(step)
-    while at and nth:
-        if lengths[nth, at] == lengths[nth - 1, at]:
-            nth -= 1
-        elif lengths[nth, at] == lengths[nth, at - 1]:
-            at -= 1
-        else:
-            nth, at = nth - 1, at - 1
-            places[nth] = at
-    return places
-
-
-def _first_places(lines: NDArray[np.integer], program: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first place in the program like each line, behind that of the line before, up to one that has none."""
-    places = np.empty(len(lines), np.int64)
-    at = nth = 0
-    while nth < len(lines):
-        amount = min(len(lines) - nth, len(program) - at)
-        same = lines[nth : nth + amount] == program[at : at + amount]
-        run = amount if same.all() else int(same.argmin())
-        places[nth : nth + run] = np.arange(at, at + run)
-        nth, at = nth + run, at + run
-        ahead = np.flatnonzero(program[at:] == lines[nth]) if nth < len(lines) else np.empty(0, np.intp)
-        if not len(ahead):
-            break
-        at += int(ahead[0])
-    return places[:nth]

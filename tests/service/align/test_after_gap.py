@@ -40,7 +40,7 @@ def resumed(hidden: int, *, late_ids: int = 0, final: bool = True, launches: int
         symbols(600 + hidden, 300),
         fits,
     )
-    return resumption.find(given, 600, final=final)
+    return resumption.find(given, 600, step=0, final=final)
 
 
 def test_the_jump_of_the_correlation_ids_says_how_many_launches_a_hole_hides() -> None:
@@ -67,7 +67,7 @@ def resumed_with_losses(hidden: int, lost: float, seed: int) -> tuple[GapPlace, 
         symbols(600 + hidden, 300),
         np.eye(PERIOD, dtype=bool),
     )
-    found = resumption.find(given, len(known), final=True)
+    found = resumption.find(given, len(known), step=0, final=True)
     assert found is not None
     return found, int(np.searchsorted(own, 600 + hidden))
 
@@ -86,7 +86,7 @@ def test_where_kernels_fit_nowhere_the_likeliest_place_is_a_guess() -> None:
     given = BehindGap(
         np.arange(2001), np.arange(600, 2600), symbols(600, 2000), kernels(900, 300), symbols(900, 300), nothing
     )
-    assert resumption.find(given, 600, final=True) == GapPlace(300, 0.5)
+    assert resumption.find(given, 600, step=0, final=True) == GapPlace(300, 0.5)
 
 
 def test_a_jump_that_points_between_two_places_is_a_guess() -> None:
@@ -105,7 +105,7 @@ def test_few_kernels_say_nothing_sure() -> None:
     resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 0)
     fits = np.eye(PERIOD, dtype=bool)
     few = BehindGap(np.arange(1001), np.arange(600, 1600), symbols(600, 1000), kernels(700, 10), symbols(700, 10), fits)
-    assert resumption.find(few, 600, final=True) == GapPlace(0, 0.5)
+    assert resumption.find(few, 600, step=0, final=True) == GapPlace(0, 0.5)
 
 
 def test_kernels_are_taken_up_to_the_next_hole() -> None:
@@ -147,7 +147,7 @@ def _resumed_in(program: list[int], *, lost: int | None = None, late_ids: int = 
     resumption.remember(before, np.arange(600), np.arange(600), 0)
     fits = np.eye(max(program) + 1, dtype=bool)
     given = BehindGap(np.arange(len(left) + 1), left, called[left], behind, called[1110:1410], fits)
-    found = resumption.find(given, 600, final=True)
+    found = resumption.find(given, 600, step=0, final=True)
     assert found is not None
     return found
 

@@ -76,11 +76,19 @@ def test_a_lost_line_gives_a_row_with_the_operation_of_its_neighbours(tmp_path: 
 
 
 def test_which_line_is_of_a_kernel_may_be_a_guess_but_not_its_number(tmp_path: Path) -> None:
-    found, counted = _followed(tmp_path, 0.05, "experts", stamps=False)
+    # Of three steps no program is learnt.
+    found, counted = _followed(tmp_path, 0.05, "experts", stamps=False, iterations=3)
     states = found.store.operations.rows["number_state"]
     assert np.count_nonzero(states == NumberState.LAUNCHED) > 0
     assert counted.mispaired > 0
     assert counted.wrong == 0
+
+
+def test_lines_without_stamps_are_paired_exactly_by_a_program_that_repeats_itself(tmp_path: Path) -> None:
+    _, counted = _followed(tmp_path, 0.05, "experts", stamps=False)
+    assert counted.measured == counted.possible
+    assert counted.mispaired == counted.wrong == 0
+    assert counted.numbered == counted.lines
 
 
 @pytest.mark.parametrize(("capture", "lost"), [("full", 0.05), ("none", 0.02)])

@@ -62,6 +62,15 @@ _LOST: Final = 3.0
 _FAR: Final = 4.0
 """A place farther than this from the expected one, in standard deviations, is a guess."""
 
+_LEAST_STEPS: Final = 8
+"""Launches that were seen in two steps, from which on it is known how many ids a step takes."""
+
+_LEAST_SEEN: Final = 0.5
+"""Steps by which the ids of one are known, at least."""
+
+_PART_OF_STEP: Final = 16
+"""The ids of a step scatter by this part of them, at least."""
+
 _FARTHEST: Final = 5.0
 """With bounds by other threads, larger deviations cost no more: the expected place may have been wrong before."""
 
@@ -245,10 +254,10 @@ class GapHistory:
         behind = np.flatnonzero(stretches > stretches[0])
         return (int(behind[0]), True) if len(behind) else (amount, False)
 
-    def find(self, given: BehindGap, used: int, *, final: bool) -> GapPlace | None:
+    def find(self, given: BehindGap, used: int, *, step: int, final: bool) -> GapPlace | None:
         """Where the first of these kernels goes on among pending items; None while more launches must come first.
 
-        `used`: launches decided so far.
+        `used`: launches decided so far; `step`: launches after which the program repeats, 0 if that is not known.
         """
         if len(given.kernels) == 0:
             return None
@@ -266,6 +275,9 @@ class GapHistory:
             there = int(np.searchsorted(given.items[:-1], max(0.0, expected - used))) - given.begin
             return GapPlace(int(given.items[max(0, there)]) if len(self._ids) >= ENOUGH_BEFORE else 0, _GUESS)
         away = (given.items[places] + used - expected) / deviation
+        if step:
+            by_steps = self._away_by_steps(given.ids[0], given.items[places] + used, step)
+            away = np.where(np.isnan(by_steps), away, by_steps)
         best, trust = found.likeliest(0.5 * away**2)
         if trust < _SURE or abs(away[best]) > _FAR or len(self._ids) < ENOUGH_BEFORE:
             trust = min(_GUESS, trust, 1.0 / len(places) if len(places) > 1 else 1.0)
@@ -300,6 +312,27 @@ class GapHistory:
         """The hole before these kernels is behind us."""
         self._last_ns = int(kernels["time_ns"].min())
         self.anchors.restart(self._ids, self._operations)
+
+    def _away_by_steps(self, correlation_id: int, numbers: NDArray[np.int64], step: int) -> NDArray[np.float64]:
+        """How far off (in standard deviations) a kernel's correlation id is if its launch has each of these numbers, by
+        the same launch of earlier steps: each step takes as many ids. NaN where that is not known.
+        """
+        order = np.lexsort((self._numbers, self._numbers % step))
+        own, ids = self._numbers[order], self._ids[order]
+        is_same = np.diff(own % step, append=-1) == 0
+        steps, taken = np.diff(own, append=0)[is_same] // step, np.diff(ids, append=0)[is_same]
+        if len(steps) < _LEAST_STEPS:
+            return np.full(len(numbers), np.nan)
+        rate = taken.sum() / steps.sum()
+        scatter = 1.0 + float(np.sqrt(np.mean((taken - rate * steps) ** 2 / steps)))
+        last = np.flatnonzero(~is_same)
+        phases = own[last] % step
+        at = np.minimum(np.searchsorted(phases, numbers % step), len(phases) - 1)
+        since = (numbers - own[last[at]]) / step
+        seen = max((int(own.max()) - int(own.min())) / step - 1, _LEAST_SEEN)
+        deviation = np.maximum(scatter * np.sqrt(np.maximum(since, 1.0) + since**2 / seen), rate / _PART_OF_STEP)
+        away = (correlation_id - ids[last[at]] - rate * since) / deviation
+        return np.where((phases[at] == numbers % step) & (since > 0), away, np.nan)
 
     def _expected(self, given: BehindGap) -> tuple[float, float]:
         """Number of the launch of the first kernel by which we recognise, and its deviation."""

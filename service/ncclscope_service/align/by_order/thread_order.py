@@ -33,6 +33,7 @@ UNANCHORED: Final = 0.5
 """Confidence of pairs that may be off by whole periods."""
 
 _ENOUGH_LAUNCHES: Final = 32
+_ENOUGH_ALONE: Final = 48
 _FEW_LOST: Final = 0.005
 """If fewer kernels are missing, two equal calls with one kernel were rather one group."""
 
@@ -66,6 +67,9 @@ class OrderPairing:
     _state: PairingState = field(default_factory=PairingState)
     _divider: Divider = field(default_factory=Divider)
     _lane_conflicts: LaneConflicts = field(default_factory=LaneConflicts)
+    _fused: int = 0
+    _alone: int = 0
+    """Sends and Receives of no known group that share their kernel with the one before, and that do not."""
     _coalesces: bool | None = None
     """Whether equal collectives that follow each other are launched together; None until that is seen."""
 
@@ -96,7 +100,8 @@ class OrderPairing:
         self._doubt(confidence, decided.holes[0][0] if decided.holes else used)
         self._doubt_unbound_lanes(launches[:used], kernels, kernel, confidence)
         if mode.may_coalesce:
-            self._coalesce(launches[:used], kernel, confidence, is_divided=mode.collapses)
+            self._coalesce(launches[:used], kernel, confidence, is_divided=self._collapses(mode))
+        self._note_fused(launches["is_open"][:used], kernel)
         self._used += used
         return Choice(kernel, confidence, is_hole, decided.kernels_used)
 
@@ -104,7 +109,20 @@ class OrderPairing:
         self, launches: Columns, kernels: Columns, mode: PairingMode, *, final: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """`items_of` as this thread launches."""
-        return items_of(launches, kernels, collapse=mode.collapses, coalesce=self._coalesces is True, final=final)
+        return items_of(
+            launches, kernels, collapse=self._collapses(mode), coalesce=self._coalesces is True, final=final
+        )
+
+    def _collapses(self, mode: PairingMode) -> bool:
+        """Whether runs of Send and Receive are items: not once it is seen that each of them has a kernel of its own."""
+        return mode.collapses and (self._fused > 0 or self._alone < _ENOUGH_ALONE)
+
+    def _note_fused(self, is_open: NDArray[np.bool_], kernel: NDArray[np.int64]) -> None:
+        """Counts Sends and Receives of no known group by whether they share their kernel with the one before."""
+        own = kernel[is_open & (kernel != NO_NUMBER)]
+        fused = int(np.count_nonzero(np.diff(own) == 0))
+        self._fused += fused
+        self._alone += len(own) - fused
 
     def _is_coalesced(self, launches: Columns, kernels: Columns, mode: PairingMode, *, final: bool) -> bool | None:
         """Whether the first kernels are runs of collectives launched together; None if more data must come first."""

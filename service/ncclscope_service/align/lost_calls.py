@@ -1,0 +1,295 @@
+"""Calls whose lines were lost, put in where a program that repeats itself makes them.
+
+Training calls the same in every step, down to the buffers, so the texts of one step's lines are those of the next. Once
+a thread has logged a few steps, what most of them have in common is its program. Each line is then one of its places,
+behind that of the line before, and the places between them lost theirs. What a capture shows (kernels, ranges of NVTX)
+is laid beside calls that are whole, which leaves little to guess: what falls to one that was put in lost its line.
+
+A line at a place that is not the next one is of a place further on if the lines behind it agree with that best, else it
+is none of the program (a checkpoint, an evaluation), and the program goes on behind it. A whole step that was lost is
+not seen here. A program that does not repeat its texts is left as it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.common_text import common_text, first_places
+from ncclscope_service.columns.group_by import CombinationIndex
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
+
+_FIRST_LOOK: Final = 256
+_LAST_LOOK: Final = 4096
+"""Calls in which a program is looked for: at first, and after as often doubling it at last."""
+_STEPS: Final = 4
+_STEPS_PER_LOSS: Final = 100.0
+"""Steps from which it is learnt, at least, and more of them if lines were lost: most of them must have a line of each
+call."""
+_FEWEST: Final = 2
+"""Recurrences from which on a step is waited for that is as long."""
+_SHORTEST: Final = 8
+_MOSTLY: Final = 0.5
+_EVEN: Final = 0.25
+"""Steps are shorter by less than this part of them where lines were lost; longer ones lost their begin or end."""
+_AHEAD: Final = 24
+"""Calls by which the place of one that is not the next is found."""
+_TRIED: Final = 8
+_FIRST_TRIED: Final = 64
+_REGULAR: Final = 0.8
+"""Share of the steps that must be the program but for lost calls."""
+_OPTIONAL: Final = 0.25
+"""Share of the steps from which one call may be missing, beyond what is usual."""
+_MORE_LOST: Final = 0.01
+"""Share of all calls that may be missing beyond twice what steps have lost: else what lies between is none of it."""
+_STRANGE: Final = 3
+"""What a call that is none of the program costs, in calls that were lost."""
+_REMEMBERED: Final = 256
+_MISFITS: Final = 0.5
+"""Of so many calls the share that is none of the program, at which it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The calls of one step, as symbols."""
+
+    symbols: list[int]
+    places: dict[int, list[int]]
+    """By symbol, ascending."""
+
+    @classmethod
+    def of(cls, symbols: list[int]) -> _Program:
+        places: dict[int, list[int]] = {}
+        for place, symbol in enumerate(symbols):
+            places.setdefault(symbol, []).append(place)
+        return cls(symbols, places)
+
+    def ahead(self, symbol: int, place: int) -> list[int]:
+        """How many calls are between a place and each of the next ones of a symbol, in order; few of them."""
+        own = self.places.get(symbol, [])
+        begin, length = bisect_left(own, place + 1), len(self.symbols)
+        following = [*own[begin:], *(each + length for each in own[:begin])]
+        return [each - place - 1 for each in following[:_TRIED]]
+
+    def behind(self, place: int, amount: int) -> int:
+        """The place so many calls behind another."""
+        return (place + amount) % len(self.symbols)
+
+    def agreeing(self, symbols: NDArray[np.int64], place: int) -> int:
+        """How many calls are those that come behind a place, from the first one on."""
+        begin = (place + 1) % len(self.symbols)
+        differs = np.flatnonzero(symbols != np.resize(np.roll(self.symbols, -begin), len(symbols)))
+        return int(differs[0]) if len(differs) else len(symbols)
+
+    def cost(self, symbols: list[int], place: int) -> int:
+        """How many calls were lost, or are strange and cost as much, if the one before these is at a place."""
+        cost = 0
+        for symbol in symbols:
+            skipped = next(iter(self.ahead(symbol, place)), _STRANGE)
+            cost += min(_STRANGE, skipped)
+            if skipped <= _STRANGE and symbol in self.places:
+                place = self.behind(place, skipped + 1)
+        return cost
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Calls with those whose lines were lost."""
+
+    rows: Columns
+    """Those lost are like others of the step."""
+    is_lost: NDArray[np.bool_]
+    amount: int
+    """How many of the rows that were given these are; what is behind them is not known yet."""
+
+    @property
+    def following(self) -> NDArray[np.intp]:
+        """By lost call: the next one that is not lost, which is never the last."""
+        present = np.flatnonzero(~self.is_lost)
+        return present[np.searchsorted(present, np.flatnonzero(self.is_lost))]
+
+
+@dataclass(slots=True)
+class LostCalls:
+    """Puts in the calls of one thread whose lines were lost."""
+
+    names: tuple[str, ...]
+    """Columns in which calls are equal that come at one place of every step."""
+    _index: CombinationIndex = field(init=False)
+    _like: list[Columns] = field(default_factory=list[Columns])
+    """By symbol: the first call of it."""
+    _program: _Program | None = None
+    _place: int | None = None
+    """Of the last call in the program; None if it is not known."""
+    _look: int | None = _FIRST_LOOK
+    """Calls at which a program is looked for; None: there is none."""
+    _misfits: int = 0
+    _since: int = 0
+    """Calls since misfits are counted."""
+
+    def __post_init__(self) -> None:
+        self._index = CombinationIndex(self.names)
+
+    @property
+    def step(self) -> int:
+        """Calls after which the program repeats; 0 if that is not known."""
+        return len(self._program.symbols) if self._program is not None else 0
+
+    def skip(self) -> None:
+        """Calls were given up before they were looked at."""
+        self._place = None
+
+    def fill(self, rows: Columns, *, final: bool) -> Filled:
+        """What is known by now of a thread's next calls; all of it with `final`."""
+        found: list[Filled] = []
+        while len(rows):
+            part = self._fill(rows, final=final)
+            found.append(part)
+            rows = rows[part.amount :]
+            if not part.amount or self._program is not None:
+                break
+        return Filled(
+            row_ops.concat([rows[:0], *(each.rows for each in found)]),
+            np.concatenate([np.zeros(0, np.bool_), *(each.is_lost for each in found)]),
+            sum(each.amount for each in found),
+        )
+
+    def _fill(self, rows: Columns, *, final: bool) -> Filled:
+        """The same up to where the program is given up, if it is."""
+        whole = Filled(rows, np.zeros(len(rows), np.bool_), len(rows))
+        if (self._look is None and self._program is None) or (rows["text"] == NO_NUMBER).any():
+            return whole
+        symbols = self._numbers(rows)
+        if self._program is None and not self._learn(symbols, final=final):
+            return whole if self._look is None or final else Filled(rows[:0], whole.is_lost[:0], 0)
+        end, before, lost = self._find_lost(symbols, final=final)
+        every = row_ops.concat([rows[:end], *(self._like[symbol] for symbol in lost)])
+        order = np.argsort(np.concatenate([np.arange(end), np.asarray(before) - 0.5]), kind="stable")
+        return Filled(row_ops.take(every, order), order >= end, end)
+
+    def _numbers(self, rows: Columns) -> NDArray[np.int64]:
+        known = len(self._index)
+        symbols = self._index.number(rows).astype(np.int64)
+        for symbol in range(known, len(self._index)):
+            at = int((symbols == symbol).argmax())
+            self._like.append(rows[at : at + 1].copy())
+        return symbols
+
+    def _learn(self, symbols: NDArray[np.int64], *, final: bool) -> bool:
+        """Whether a program was found in the first of these, all that are not filled."""
+        while self._look is not None and (final or len(symbols) >= self._look):
+            amount = min(len(symbols), self._look)
+            is_last = amount >= _LAST_LOOK or (final and amount == len(symbols))
+            for program, lost in _programs_of(symbols[:amount], is_last=is_last):
+                self._program, self._place = _Program.of(program.tolist()), None
+                _, before, _ = self._find_lost(symbols[:amount], final=True)
+                is_it = self._program is not None and len(before) <= (2 * lost + _MORE_LOST) * amount
+                self._misfits = self._since = 0
+                self._place = None
+                if is_it:
+                    return True
+                self._program = None
+            if final and amount == len(symbols):
+                return False
+            self._look = 2 * self._look if self._look < _LAST_LOOK else None
+        return False
+
+    def _find_lost(self, symbols: NDArray[np.int64], *, final: bool) -> tuple[int, list[int], list[int]]:
+        """How many of these calls are known to be of the program or not; before which others were lost, and these."""
+        before: list[int] = []
+        lost: list[int] = []
+        nth = 0
+        while self._program is not None and nth < len(symbols):
+            program, place = self._program, self._place
+            agreeing = 0
+            if place is not None:
+                agreeing = program.agreeing(symbols[nth : nth + _REMEMBERED - self._since], place)
+                self._place = program.behind(place, agreeing)
+            if not agreeing:
+                if not final and nth + _AHEAD >= len(symbols):
+                    break
+                skipped = self._skipped(program, symbols[nth : nth + 1 + _AHEAD].tolist())
+                before += [nth] * len(skipped)
+                lost += skipped
+            nth, self._since = nth + max(agreeing, 1), self._since + max(agreeing, 1)
+            if self._since >= _REMEMBERED:
+                self._judge_misfits()
+        return nth, before, lost
+
+    def _judge_misfits(self) -> None:
+        if self._misfits > _MISFITS * self._since:
+            self._program, self._place, self._look = None, None, _FIRST_LOOK
+        self._misfits = self._since = 0
+
+    def _skipped(self, program: _Program, symbols: list[int]) -> list[int]:
+        """The calls (symbols) that were lost before the first of these, which is not the next of the program."""
+        place, first, behind = self._place, symbols[0], symbols[1:]
+        if place is None:
+            found = program.places.get(first, [])[:_FIRST_TRIED]
+            self._place = min(found, key=lambda each: program.cost(behind, each)) if found else None
+            return []
+        tried = [
+            (each + program.cost(behind, program.behind(place, each + 1)), each) for each in program.ahead(first, place)
+        ]
+        if not tried or min(tried)[0] > _STRANGE + program.cost(behind, place):
+            self._misfits += 1
+            return []
+        skipped = min(tried)[1]
+        self._place = program.behind(place, skipped + 1)
+        return [program.symbols[program.behind(place, each + 1)] for each in range(skipped)]
+
+
+def _programs_of(symbols: NDArray[np.int64], *, is_last: bool) -> Iterator[tuple[NDArray[np.int64], float]]:
+    """What the steps of these calls have in common, and the share that they lost of it; none if they do not repeat, or
+    too few were seen.
+
+    Layers and microbatches repeat within a step: the longest steps come first. `is_last`: of which enough were seen.
+    """
+    for begins in _begins(symbols, _FEWEST if not is_last else _STEPS):
+        lengths = np.diff(begins)
+        usual = float(np.median(lengths))
+        whole = np.flatnonzero(np.abs(lengths - usual) <= _EVEN * usual)
+        steps = [tuple(symbols[begins[each] : begins[each + 1]].tolist()) for each in whole.tolist()]
+        program = common_text(steps)
+        lost = 1 - float(lengths[whole].mean()) / max(len(program), int(lengths[whole].max()))
+        is_enough = len(whole) >= _STEPS + _STEPS_PER_LOSS * lost
+        if is_enough and len(program) >= max(_SHORTEST, (1 - _EVEN) * usual) and _loses_only(steps, program):
+            yield program, lost
+        if not is_last:
+            return
+
+
+def _loses_only(steps: Sequence[tuple[int, ...]], program: NDArray[np.int64]) -> bool:
+    """Whether nearly all steps are the program but for calls that are missing at random.
+
+    A program that calls in another order now and then, or leaves out the same calls in many steps, has not lost them.
+    """
+    places = [first_places(np.asarray(step, np.int64), program) for step in steps]
+    missing = len(steps) - np.bincount(np.concatenate(places), minlength=len(program))
+    fit = sum(len(own) == len(step) for own, step in zip(places, steps, strict=True))
+    most = _FEWEST + _OPTIONAL * len(steps) + 2 * float(missing.mean())
+    return fit >= _REGULAR * len(steps) and int(missing.max()) <= most
+
+
+def _begins(symbols: NDArray[np.int64], fewest: int) -> list[NDArray[np.intp]]:
+    """Where calls are that come once in each step, so many times or more: at the longest distances first."""
+    order = np.argsort(symbols, kind="stable")
+    own = symbols[order]
+    bounds = np.flatnonzero(np.diff(own, prepend=-1, append=-1))
+    found: list[tuple[float, NDArray[np.intp]]] = []
+    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        distances = np.diff(order[begin:end])
+        if len(distances) < fewest or 2 * int(distances.sum()) < len(symbols):
+            continue
+        usual = float(np.median(distances))
+        evenness = float((np.abs(distances - usual) <= _EVEN * usual).mean())
+        if evenness > _MOSTLY:
+            found.append((-evenness * usual, order[begin:end]))
+    return [places for _, places in sorted(found, key=lambda each: each[0])]
