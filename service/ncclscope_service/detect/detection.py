@@ -34,6 +34,7 @@ from ncclscope_service.detect.context import (
 )
 from ncclscope_service.detect.flight_recorder import FlightRecords
 from ncclscope_service.detect.hang import Hang, hang_at_end
+from ncclscope_service.detect.kernel_counts import ShownByKernels, shown_by_kernels
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.lossy_calls import NumberedCalls
 from ncclscope_service.detect.lost_time_history import LostTimeHistory
@@ -186,16 +187,27 @@ class Detectors:
         """Whether a hang is found, and open."""
         return self._hang.is_open
 
+    @property
+    def has_unclear_hang(self) -> bool:
+        """Whether one is, and lost lines hide who is missing."""
+        return self._hang.is_unclear
+
     def hang_at_end(
-        self, counts: Columns, context: Context, moments: Callable[[], Sequence[Columns]]
+        self,
+        counts: Columns,
+        context: Context,
+        moments: Callable[[], Sequence[Columns]],
+        shown: Callable[[], ShownByKernels],
     ) -> Finding | None:
         """The hang that the counts (`progress.PROGRESS`) at the end of the job show, if none is found already.
 
-        `context`: its groups that have not ended; `moments`: counts at earlier moments, none without times.
+        `context`: its groups that have not ended; `moments`: counts at earlier moments, none without times; `shown`:
+        what kernels show where lines were lost.
         """
-        if self._hang.is_open or self._mismatch.with_losses:
+        enqueued = self._mismatch.enqueued()
+        if (self._mismatch.with_losses and not enqueued) or (self._hang.is_open and not self._hang.is_unclear):
             return None
-        return hang_at_end(counts, context, moments, self._mismatch.enqueued())
+        return hang_at_end(counts, context, moments, enqueued, shown)
 
     def verdict(
         self,
@@ -350,6 +362,8 @@ class _Job:
     """How many processes had said their NCCL version when the detectors were given them."""
     end: tuple[tuple[int, ...], EndOfRanks] | None = None
     """Where its ranks stand, once it is silent, and what that was computed from."""
+    hang: tuple[tuple[int, ...], Finding | None] | None = None
+    """The hang that its last counts show while lost lines hide it, and what that was computed from."""
     has_lines_without_stamps: bool = False
     fails_since_ns: int | None = None
     """Since when every pass has failed by an internal error."""
@@ -529,12 +543,13 @@ class Detection:
     ) -> None:
         """Says how a job ended that is over, or would have if nothing more came of one that is silent."""
         counts = job.progress.rows
+        hang = self._hang_by_counts(job, context)
         if context.is_over:
-            living, moments = self._groups.without_ended(context), partial(earlier_counts, self._store, context.job)
-            hang = job.detectors.hang_at_end(counts, living, moments)
             seen = next((each for each in seen_hangs if each.job == context.job), None)
-            found = () if job.detectors.has_open_hang else (hang or seen,)
-            job.findings = by_urgency([*job.findings, *filter(None, found)])
+            hang = hang or (None if job.detectors.has_open_hang else seen)
+        if hang is not None:
+            others = (each for each in job.findings if each.kind is not FindingKind.HANG or each.until_ns is not None)
+            job.findings = by_urgency([*others, hang])
         is_stuck = any(each.kind is FindingKind.HANG and each.until_ns is None for each in job.findings)
         newest_ns = int(counts["last_ns"].max(initial=NO_TIME_NS))
         is_silent = newest_ns != NO_TIME_NS and silence_at_ns - newest_ns > _SILENT_NS
@@ -549,6 +564,20 @@ class Detection:
         if job.end is None or job.end[0] != key:
             job.end = key, end_of_ranks(counts, context, ended)
         self._store.verdicts[context.job] = job.detectors.verdict(job.findings, job.end[1], self._newest_lines, context)
+
+    def _hang_by_counts(self, job: _Job, context: Context) -> Finding | None:
+        """The hang that the last counts show of a job that is over, or stands still while lines were lost."""
+        if not context.is_over and not job.detectors.has_unclear_hang:
+            job.hang = None
+            return None
+        counts, operations = job.progress.rows, self._store.operations
+        undecided = int(np.count_nonzero(operations.rows["match"] == rows.Match.PENDING))
+        key = (int(counts["last_ns"].max(initial=NO_TIME_NS)), operations.next_id, undecided)
+        if job.hang is None or job.hang[0] != key or context.is_over:
+            living, moments = self._groups.without_ended(context), partial(earlier_counts, self._store, context.job)
+            shown = partial(shown_by_kernels, self._store, context.job)
+            job.hang = key, job.detectors.hang_at_end(counts, living, moments, shown)
+        return job.hang[1]
 
     def _have_ended(self) -> dict[str, dict[int, bool]]:
         """By job and global rank: whether it ended a communicator."""

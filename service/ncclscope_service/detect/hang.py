@@ -37,6 +37,7 @@ import numpy as np
 from ncclscope_service.columns import row_ops
 from ncclscope_service.detect import measured_confidence
 from ncclscope_service.detect.context import Context, Group, Ledger, duration_text, names_of_ranks
+from ncclscope_service.detect.kernel_counts import NOTHING_SHOWN, ShownByKernels
 from ncclscope_service.detect.pauses import ChannelSilence
 from ncclscope_service.detect.progress import ProgressBoard
 from ncclscope_service.store.records import Finding, FindingKind, Severity
@@ -335,6 +336,12 @@ class Hang:
         """Whether a hang of the job is open."""
         return bool(self._ledger.open_keys())
 
+    @property
+    def is_unclear(self) -> bool:
+        """Whether one is, and lost lines hide who is missing."""
+        found = self._ledger.open_finding("hang")
+        return found is not None and found.evidence["state"] == HangState.UNCLEAR.value
+
     def ingest_progress(self, progress: Columns, context: Context) -> None:
         """Takes the present counts (`PROGRESS`), about once a second."""
         self._context = context
@@ -402,12 +409,14 @@ class Hang:
             else:  # all stopped at once, in several groups: none of them is to blame
                 made = unclear_finding(inside, stuck, now_ns - since, since, context, is_even=True)
             self._renew(made, inside, now_ns)
-        elif culprits:
+        elif culprits and not self._enqueued and not culprits >= self._active_ns.keys():
             uneven = [one for one in stuck if one.missing]
             self._name(culprits, blame.waiting, uneven, now_ns, context)
         else:
-            unclear, doubtful = self._unclear(stuck, now_ns, context)
-            self._renew(unclear, doubtful, now_ns)
+            # A lost last line looks like a missing rank: then `hang_at_end` names it, or nobody.
+            doubtful = stuck if culprits else [one for one in stuck if one.is_doubted]
+            unclear, shown = self._unclear(doubtful, now_ns, context)
+            self._renew(unclear, shown, now_ns)
         return self._ledger.findings()
 
     def _mismatched(
@@ -430,8 +439,6 @@ class Hang:
         first = self._first(guilty)
         since = self._since(min(one.since_ns for one in guilty))
         made = missing_finding(tuple(sorted(culprits)), waiting, first, uneven, now_ns - since, since, context)
-        if self._enqueued:  # the last line of a rank may be lost, too
-            made = replace(made, confidence=min(made.confidence, measured_confidence.HANG_AMONG_LOSSES))
         self._renew(made, first, now_ns)
 
     def _renew(self, finding: Finding | None, first: StuckChannel | None, now_ns: int) -> None:
@@ -561,10 +568,9 @@ class Hang:
         return excused
 
     def _unclear(
-        self, stuck: list[StuckChannel], now_ns: int, context: Context
+        self, doubted: list[StuckChannel], now_ns: int, context: Context
     ) -> tuple[Finding, StuckChannel] | tuple[None, None]:
-        """The finding that the job stands still although counts prove nothing, if it does."""
-        doubted = [one for one in stuck if one.is_doubted]
+        """The finding that the job stands still although counts of these channels prove nothing, if it does."""
         if not doubted or not self._is_job_silent(now_ns, context) or not context.knows_steps:
             return None, None
         first = max(doubted, key=lambda one: one.since_ns)
@@ -664,10 +670,13 @@ class Standstill(NamedTuple):
         return other is not None and self.communicators <= other.communicators and self.lag <= other.lag
 
 
-def standstill(progress: Columns, context: Context) -> Standstill | None:
+def standstill(
+    progress: Columns, context: Context, unheard: Set[int] = frozenset(), *, is_even: bool = True
+) -> Standstill | None:
     """Whether the counts (`PROGRESS`) of a job at one moment are those of ranks that all wait for one.
 
-    Ranks that wait stand evenly: all at one operation where they wait for the culprit, and most of them elsewhere.
+    Ranks that wait stand evenly, if `is_even`: all at one operation where they wait for the culprit, and most of them
+    elsewhere. `unheard`: global ranks of which it is not known whether they wait, as their last lines were lost.
     """
     rows = row_ops.filter_rows(progress, np.isin(progress["communicator"], np.fromiter(context.groups, np.int64)))
     names = context.global_ranks_of(rows)
@@ -677,13 +686,14 @@ def standstill(progress: Columns, context: Context) -> Standstill | None:
         for channel, counts in channels.items()
     ):
         return None  # ranks that were not seen may be anywhere
-    uneven = {channel: counts for channel, counts in channels.items() if len(set(counts.values())) > 1}
+    uneven = _uneven(rows)
     waits = WaitGraph(waits_at_end(uneven, context))
-    culprits = set(names.tolist()) - waits.waiting
-    if len(culprits) != 1:
+    missing = {rank for each in waits_at_end(uneven, context) for rank in each.behind}
+    culprits = missing - waits.waiting
+    if len(culprits) != 1 or not set(names.tolist()) <= waits.waiting | culprits | unheard or culprits <= unheard:
         return None
     (culprit,) = culprits
-    if not uneven or not _stand_evenly(channels, culprit, context):
+    if is_even and not _stand_evenly(channels, culprit, context):
         return None
     return Standstill(
         culprit=culprit,
@@ -701,26 +711,36 @@ def hang_at_end(
     context: Context,
     moments: Callable[[], Sequence[Columns]] = tuple,
     enqueued: Mapping[int, Mapping[int, int]] | None = None,
+    shown: Callable[[], ShownByKernels] = lambda: NOTHING_SHOWN,
 ) -> Finding | None:
     """The hang that the last counts (`PROGRESS`) of a job show; None if they may have another reason.
 
     All ranks wait for one. A job that was killed may have stood like this, too: how often tell its counts at
     `moments` long before, drawn evenly over time. Without them, several ranks must stand at one operation.
-    `enqueued`: by communicator of which lines were lost, how many collectives each rank has enqueued all the same.
+    `enqueued`: by communicator of which lines were lost, how many collectives each rank has enqueued all the same;
+    `shown`: what kernels show beside.
     """
     if context.lossy_hosts or context.silent_hosts:
         return None
-    found = _standstill_with_losses(progress, enqueued, context) if enqueued else standstill(progress, context)
+    by_kernels = shown() if enqueued else NOTHING_SHOWN
+    earlier = moments() if enqueued else ()
+    is_even = not earlier  # a lost last line makes ranks uneven, and moments tell how often lines are lost so
+    found = _standstill_with_losses(progress, enqueued or {}, by_kernels, context, is_even=is_even)
     if found is None:
         return None
-    earlier = moments()
+    lines = last_counts(row_ops.filter_rows(progress, np.isin(progress["communicator"], list(context.groups))))
+    if enqueued and _busiest(lines, context)[found.culprit][1] not in found.uneven:
+        return None  # a lost line shows soonest where its rank enqueues most
+    earlier = earlier or moments()
     if earlier:
-        alike = sum(found.is_like(standstill(each, context)) for each in earlier)
+        alike = sum(found.is_like(standstill(each, context, by_kernels.unheard, is_even=is_even)) for each in earlier)
         if alike + 1 > _MOST_MOMENTS * (len(earlier) + 1):
             return None
         how_sure = measured_confidence.DEAD_BY_TIMES
     else:
         several = found.communicators > 1
+        if enqueued and not several:
+            return None
         how_sure = measured_confidence.DEAD_BY_COUNTS if several else measured_confidence.DEAD_BY_COUNTS_OF_ONE
     if enqueued:  # the last line of a rank may be lost, too
         how_sure = min(how_sure, measured_confidence.HANG_AMONG_LOSSES)
@@ -736,37 +756,64 @@ def hang_at_end(
     silent_ns = max(found.newest_ns - found.last_ns, 0)
     made = missing_finding(culprit, found.waiting, first, stuck, silent_ns, found.last_ns, context)
     on = "".join(f" ({host})" for host in made.hosts)
+    heard = " that were heard" if by_kernels.unheard else ""
     return replace(
         made,
         confidence=how_sure,
         summary=(
             f"{AT_END}{names_of_ranks(culprit)}{on} never enqueued operation {first.operations} of "
-            f"{first.group.name}; all other ranks were waiting for it, directly or over others"
+            f"{first.group.name}; all other ranks{heard} were waiting for it, directly or over others"
         ),
     )
 
 
 def _standstill_with_losses(
-    progress: Columns, enqueued: Mapping[int, Mapping[int, int]], context: Context
+    progress: Columns,
+    enqueued: Mapping[int, Mapping[int, int]],
+    shown: ShownByKernels,
+    context: Context,
+    *,
+    is_even: bool,
 ) -> Standstill | None:
     """As the counts show with lost lines; as the lines alone do, if those are uneven and no hang explains them.
 
     A capture from amid the job may have kernels at its edge that are taken for lost lines. Even counts mean no hang.
     """
-    counts = _with_lost_lines(progress, enqueued)
-    found = standstill(counts, context)
-    is_uneven = any(len(set(ranks.values())) > 1 for ranks in last_counts(counts).values())
-    return standstill(progress, context) if found is None and is_uneven else found
+    if not enqueued:
+        return standstill(progress, context)
+    counts = _with_lost_lines(progress, enqueued, shown.exchanged)
+    found = standstill(counts, context, shown.unheard, is_even=is_even)
+    if found is not None or not _uneven(counts):
+        return found
+    found = standstill(progress, context)
+    return found if found is not None and _lost_none(found, enqueued, context) else None
 
 
-def _with_lost_lines(progress: Columns, enqueued: Mapping[int, Mapping[int, int]]) -> Columns:
-    """Counts of collectives (`PROGRESS`) with what is known of lost lines; of Sends and Recvs nothing tells."""
-    counts = row_ops.copy(row_ops.filter_rows(progress, progress["sender"] == NO_NUMBER))
+def _lost_none(found: Standstill, enqueued: Mapping[int, Mapping[int, int]], context: Context) -> bool:
+    """Whether the culprit lost no line of the collectives in which others wait for it."""
+    for channel, counts in found.uneven.items():
+        names = context.groups[channel.communicator].global_ranks
+        for rank, count in counts.items():
+            known = enqueued.get(channel.communicator, {}).get(rank)
+            if names[rank] == found.culprit and channel.sender == NO_NUMBER and known != count:
+                return False
+    return True
+
+
+def _uneven(progress: Columns) -> dict[Channel, dict[int, int]]:
+    """Counts of the channels on which not all ranks have enqueued as many."""
+    return {channel: counts for channel, counts in last_counts(progress).items() if len(set(counts.values())) > 1}
+
+
+def _with_lost_lines(progress: Columns, enqueued: Mapping[int, Mapping[int, int]], exchanged: Columns) -> Columns:
+    """Counts of collectives (`PROGRESS`) with what is known of lost lines, and of Sends and Recvs those that are."""
+    is_told = np.isin(progress["communicator"], list(enqueued)) & (progress["sender"] == NO_NUMBER)
+    counts = row_ops.copy(row_ops.filter_rows(progress, is_told))
     for communicator, by_rank in enqueued.items():
         for rank, operations in by_rank.items():
             own = (counts["communicator"] == communicator) & (counts["rank"] == rank)
             counts["operations"][own] = operations
-    return counts
+    return row_ops.concat([counts, exchanged])
 
 
 def last_counts(progress: Columns) -> dict[Channel, dict[int, int]]:
@@ -797,19 +844,23 @@ def waits_at_end(channels: Mapping[Channel, dict[int, int]], context: Context) -
 
 def _stand_evenly(channels: Mapping[Channel, dict[int, int]], culprit: int, context: Context) -> bool:
     """Whether ranks other than the culprit stand where others of their busiest channel do, as after a hang."""
-    named = {
-        channel: {context.groups[channel.communicator].global_ranks[rank]: count for rank, count in counts.items()}
-        for channel, counts in channels.items()
-    }
-    busiest: dict[int, tuple[int, Channel]] = {}
-    for channel, counts in named.items():
-        if culprit in counts and len(set(counts.values()) - {counts[culprit]}) > 1:
+    busiest = _busiest(channels, context)
+    own: list[list[int]] = []
+    for channel, counts in channels.items():
+        names = context.groups[channel.communicator].global_ranks
+        by_name = {names[rank]: count for rank, count in counts.items()}
+        if culprit in by_name and len(set(by_name.values()) - {by_name[culprit]}) > 1:
             return False
-        for rank, count in counts.items():
-            busiest[rank] = max(busiest.get(rank, (0, channel)), (count, channel))
-    own = [
-        [count for rank, count in counts.items() if rank != culprit and busiest[rank][1] == channel]
-        for channel, counts in named.items()
-    ]
+        own.append([count for name, count in by_name.items() if name != culprit and busiest[name][1] == channel])
     even = sum(len(counts) - len(set(counts)) for counts in own)
     return even >= max(_LEAST_EVEN, sum(len(counts) - 1 for counts in own if counts) / 2)
+
+
+def _busiest(channels: Mapping[Channel, dict[int, int]], context: Context) -> dict[int, tuple[int, Channel]]:
+    """By global rank its largest count, and the channel that has it."""
+    busiest: dict[int, tuple[int, Channel]] = {}
+    for channel, counts in channels.items():
+        names = context.groups[channel.communicator].global_ranks
+        for rank, count in counts.items():
+            busiest[names[rank]] = max(busiest.get(names[rank], (0, channel)), (count, channel))
+    return busiest

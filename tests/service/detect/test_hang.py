@@ -8,6 +8,7 @@ from service.detect.simulated_job import Job, Simulation
 
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.hang import ChannelWaits, Hang, WaitGraph, ends_of_waits, hang_at_end
+from ncclscope_service.detect.kernel_counts import ShownByKernels
 from ncclscope_service.detect.progress import PROGRESS
 from ncclscope_service.store.records import Finding, Severity
 from ncclscope_wire.batch import Columns
@@ -299,23 +300,24 @@ def test_counts_prove_nothing_where_lines_were_lost() -> None:
     assert "log lines were lost" in finding.summary
 
 
-def test_counts_with_lost_lines_put_in_name_who_is_missing_with_less_confidence() -> None:
-    """Lines of all but the rank that stops were lost, so that they seem to be behind it."""
+def test_while_lines_are_lost_silence_names_nobody() -> None:
+    """Lines of all but the rank that stops were lost; of it, too, the last one may be."""
+    context = replace(CONTEXT, knows_steps=True)
     detector, counters = Hang(), Counters({5: 60.0})
     true: Columns = counters.at(0.0)
     for second in range(1, 90):
         true = counters.at(float(second))
         logged = true.copy()
         logged["operations"] -= np.where(logged["rank"] == 0, second // 10, 0)
-        detector.ingest_progress(logged, CONTEXT)
+        detector.ingest_progress(logged, context)
     enqueued = {
         index: {int(row["rank"]): int(row["operations"]) for row in true[true["communicator"] == index]}
         for index in GROUPS
         if (true["communicator"] == index).any()
     }
     (finding,) = detector.findings(90 * SECOND, enqueued=enqueued)
-    assert (finding.ranks, finding.confidence) == ((5,), 0.8)
-    assert detector.findings(90 * SECOND)[0].ranks != (5,)
+    assert (finding.ranks, finding.evidence["state"]) == ((), "unclear")
+    assert detector.is_unclear
 
 
 def standing(ahead: tuple[int, ...], behind: tuple[int, ...], newest_here: tuple[int, ...] = ()) -> ChannelWaits:
@@ -427,6 +429,51 @@ def test_last_counts_of_lossy_logs_show_who_hung_with_what_is_known_of_lost_line
     found = hang_at_end(counts, CONTEXT, enqueued=enqueued)
     assert found is not None
     assert (found.ranks, found.confidence) == ((5,), 0.8)
+
+
+def _enqueued(counts: Columns) -> dict[int, dict[int, int]]:
+    return {
+        index: {each["rank"].item(): each["operations"].item() for each in counts[counts["communicator"] == index]}
+        for index in np.unique(counts["communicator"]).tolist()
+    }
+
+
+def test_a_rank_whose_last_lines_were_lost_is_neither_asked_for_nor_named() -> None:
+    lines = last_counts({5: 1})
+    others = [index for index, group in GROUPS.items() if group.parallelism in ("TP", "DP")]
+    lines = lines[np.isin(lines["communicator"], others)]
+    even = last_counts({})
+    stands = [index for index in others if 0 in GROUPS[index].global_ranks]
+    lines["operations"][np.isin(lines["communicator"], stands)] = 400
+
+    def said(*unheard: int) -> Finding | None:
+        shown = ShownByKernels(np.empty(0, PROGRESS), frozenset(unheard))
+        return hang_at_end(lines, CONTEXT, lambda: [even] * 100, _enqueued(lines), lambda: shown)
+
+    waiting = {rank for index in others if 5 in GROUPS[index].global_ranks for rank in GROUPS[index].global_ranks}
+    silent = tuple(set(range(8)) - waiting)
+    assert said() is None, "some seem to wait for nobody"
+    found = said(*silent)
+    assert found is not None
+    assert found.ranks == (5,)
+    assert "all other ranks that were heard were waiting" in found.summary
+    assert said(*silent, 5) is None
+
+
+def test_among_losses_a_job_without_times_must_show_it_where_a_rank_enqueues_most() -> None:
+    counts = last_counts({5: 1})
+    assert hang_at_end(counts, CONTEXT, enqueued=_enqueued(counts)) is not None
+    alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
+    assert hang_at_end(counts, Context(job="job", groups=alone), enqueued=_enqueued(counts)) is None
+
+
+def test_among_losses_earlier_moments_tell_whether_uneven_ranks_mean_something() -> None:
+    counts, even = last_counts({5: 2, 3: 1}), last_counts({})
+    assert hang_at_end(counts, CONTEXT, enqueued=_enqueued(counts)) is None
+    found = hang_at_end(counts, CONTEXT, lambda: [even] * 100, _enqueued(counts))
+    assert found is not None
+    assert (found.ranks, found.confidence) == ((5,), 0.8)
+    assert hang_at_end(counts, CONTEXT, lambda: [*[even] * 90, *[counts] * 10], _enqueued(counts)) is None
 
 
 def test_lost_lines_that_explain_nothing_do_not_hide_a_hang_that_the_lines_show() -> None:
