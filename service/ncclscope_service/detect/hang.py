@@ -10,7 +10,8 @@ enqueued what says how:
   all: everybody has enqueued the operation and it does not end.
 - *mismatched*: the same, and the ranks called different operations there (`mismatch.py`).
 - *stopped*: nobody is missing, and the ranks stopped in several communicators at once. The job was killed, perhaps.
-- *unclear*: log lines of these communicators were lost, so the counts of their ranks cannot be compared.
+- *unclear*: log lines of these communicators were lost, so the counts of their ranks cannot be compared; or ranks wait
+  for each other in collectives.
 
 When a job is over, its last counts alone may prove that it was a hang (`hang_at_end`).
 
@@ -20,8 +21,8 @@ Send/Recv are counted per ordered pair: the sends of one rank to another against
 Blame follows who waits for whom, across communicators. A rank that has enqueued an operation which another rank of the
 channel has not waits for that one. So a rank that is missing on one channel and waits on another is a victim: the blame
 goes on to whom it waits for there, Send and Recv included. The root is missing and waits for nobody. If ranks wait in a
-circle, an operation behind which its rank has enqueued others does not hold that rank's host (a Send that was started
-early): such waits are left out.
+circle, a Send or Recv behind which its rank has enqueued others does not hold that rank's host: it was started early,
+and such waits are left out. All ranks call collectives in one order: a circle of these names nobody.
 """
 
 from __future__ import annotations
@@ -159,6 +160,11 @@ def inside_finding(
     )
 
 
+_LOST: Final = "; log lines were lost, so the missing rank cannot be determined"
+_CIRCLE: Final = "; ranks wait for each other: log lines were lost, or they called operations in different orders"
+_STOPPED: Final = ", and no rank waits for another: it was killed, or its groups are stuck at once"
+
+
 def unclear_finding(
     first: StuckChannel,
     stuck: list[StuckChannel],
@@ -166,20 +172,16 @@ def unclear_finding(
     since_ns: int,
     context: Context,
     *,
-    is_even: bool = False,
+    why: str,
 ) -> Finding:
-    """Finding that the job stands still, and lost lines hide who is missing; or nobody is (`is_even`)."""
-    why = (
-        "and no rank waits for another: it was killed, or its groups are stuck at once"
-        if is_even
-        else "log lines were lost, so the missing rank cannot be determined"
-    )
+    """Finding that the job stands still, and lost lines hide who is missing; or nobody is (`why`)."""
+    is_even = why == _STOPPED
     return replace(
         _finding(HangState.STOPPED if is_even else HangState.UNCLEAR, first, stuck, silent_ns, since_ns, context),
         comm_id=None,
         parallelism=None,
         confidence=measured_confidence.HANG_OF_NOBODY if is_even else measured_confidence.HANG_UNSURE,
-        summary=f"the job has enqueued nothing for {duration_text(silent_ns)}{',' if is_even else ';'} {why}",
+        summary=f"the job has enqueued nothing for {duration_text(silent_ns)}{why}",
     )
 
 
@@ -217,7 +219,9 @@ class ChannelWaits(NamedTuple):
     behind: tuple[int, ...]
     """Ranks that are furthest behind; all ranks if nobody is ahead."""
     newest_here: frozenset[int]
-    """Ranks whose newest operation of all is on this channel."""
+    """Ranks whose newest operation of all is on this channel, or that wait here for a collective: only Sends and Recvs
+    are enqueued early.
+    """
 
 
 class WaitGraph:
@@ -243,21 +247,23 @@ class WaitGraph:
         return self._waits_for.keys()
 
     def roots(self, missing: Set[int]) -> set[int]:
-        """Ranks among these that are to blame; none if all of them wait for others that are not among them."""
+        """Ranks among these that are to blame; none if all of them wait for others that are not among them, or for each
+        other with all hosts held: that shows nothing but lost lines, or calls in different orders.
+        """
         free = set(missing) - self.waiting
         if free:
             return {rank for rank in free if not self._is_held_by_others(rank, free)} or free
-        if self._ends(missing):
+        if self.ends(missing):
             return set()
-        return set(missing) - self._held or set(missing)
+        return set(missing) - self._held
 
     def _is_held_by_others(self, rank: int, free: Set[int]) -> bool:
         """Whether it ended in an operation that everybody has enqueued, beside ranks that wait for another root."""
         mates = {mate for standing in self._ended_evenly[rank] for mate in standing.behind if mate in self._waits_for}
-        ends = self._ends(mates) if mates and len(free) > 1 else set[int]()
+        ends = self.ends(mates) if mates and len(free) > 1 else set[int]()
         return bool(ends & free) and rank not in ends
 
-    def _ends(self, ranks: Set[int]) -> set[int]:
+    def ends(self, ranks: Set[int]) -> set[int]:
         """Ranks at which the blame of these ends: those that wait for nobody."""
         seen, left = set(ranks), list(ranks)
         followed: set[int] = set()
@@ -302,6 +308,8 @@ def ends_of_waits(waits: Iterable[ChannelWaits]) -> dict[int, tuple[int, ...]]:
     return dict(ends)
 
 
+_STEPS: Final = 2
+"""Others cannot go on for so long without a rank."""
 _LEAST_OPERATIONS: Final = 3
 """A channel must have worked before its silence means something."""
 
@@ -385,7 +393,7 @@ class Hang:
             group = context.groups.get(channel.communicator)
             if group is not None and not context.silent_hosts.isdisjoint(group.hosts):
                 state.unheard_ns = now_ns
-        doubted = with_losses
+        doubted = frozenset(context.groups) if self._board.shows_losses else with_losses
         stuck = self._all_stuck(now_ns, context, doubted)
         missing = _missing(stuck)
         excused = self._waiting_for_resting(now_ns, context)
@@ -395,27 +403,29 @@ class Hang:
             stuck = self._all_stuck(now_ns, context, doubted, others_are_stuck=True)
             missing = _missing(stuck)
             culprits = blame.roots(missing) - excused
+        is_circle = bool(missing) and not culprits and not excused and not blame.ends(missing)
         if (told := self._mismatched(stuck, mismatches or {})) is not None:
             one, wrong = told
             since = self._since(one.since_ns)
             self._renew(inside_finding(one, stuck, now_ns - since, since, context, wrong), one, now_ns)
-        elif (missing or excused) and not culprits:
+        elif (missing or excused) and not culprits and not is_circle:
             self._renew(None, None, now_ns)  # who is to blame still has time
-        elif (inside := self._inside(culprits, stuck, now_ns, context)) is not None:
+        elif not is_circle and (inside := self._inside(culprits, stuck, now_ns, context)) is not None:
             since = self._since(inside.since_ns)
             mismatch = (mismatches or {}).get(inside.group.comm_id)
             if culprits or mismatch or set(inside.waiting) >= self._active_ns.keys():
                 made = inside_finding(inside, stuck, now_ns - since, since, context, mismatch)
             else:  # all stopped at once, in several groups: none of them is to blame
-                made = unclear_finding(inside, stuck, now_ns - since, since, context, is_even=True)
+                made = unclear_finding(inside, stuck, now_ns - since, since, context, why=_STOPPED)
             self._renew(made, inside, now_ns)
-        elif culprits and not self._enqueued and not culprits >= self._active_ns.keys():
+        elif culprits and not self._enqueued and not self._went_on(culprits, context):
             uneven = [one for one in stuck if one.missing]
             self._name(culprits, blame.waiting, uneven, now_ns, context)
         else:
             # A lost last line looks like a missing rank: then `hang_at_end` names it, or nobody.
-            doubtful = stuck if culprits else [one for one in stuck if one.is_doubted]
-            unclear, shown = self._unclear(doubtful, now_ns, context)
+            doubtful = stuck if missing else [one for one in stuck if one.is_doubted]
+            why = _CIRCLE if is_circle and not with_losses and not self._enqueued else _LOST
+            unclear, shown = self._unclear(doubtful, now_ns, context, why)
             self._renew(unclear, shown, now_ns)
         return self._ledger.findings()
 
@@ -431,6 +441,12 @@ class Hang:
             if mismatch is not None and not one.missing and mismatch.evidence["coll_seq"] == one.operations - 1:
                 return one, mismatch
         return None
+
+    def _went_on(self, culprits: Set[int], context: Context) -> bool:
+        """Whether others went on for steps without one of these: its log is lost. So they are if all are missing."""
+        last_ns = min(self._active_ns[rank] for rank in culprits)
+        is_long = context.step_ns is not None and max(self._active_ns.values()) - last_ns > _STEPS * context.step_ns
+        return is_long or culprits >= self._active_ns.keys()
 
     def _name(
         self, culprits: set[int], waiting: Set[int], uneven: list[StuckChannel], now_ns: int, context: Context
@@ -482,10 +498,11 @@ class Hang:
             furthest = _furthest(behind)
             most = behind[furthest[0]]
             ahead = _named([rank for rank, lag in behind.items() if lag < most], group)
+            newest = _named(self._whose_newest_is_here(state, group), group)
             yield ChannelWaits(
                 ahead=tuple(rank for rank in ahead if self._all_silent((rank,), now_ns, context)),
                 behind=_named(furthest, group),
-                newest_here=frozenset(_named(self._whose_newest_is_here(state, group), group)),
+                newest_here=frozenset(ahead or newest if channel.sender == NO_NUMBER else newest),
             )
 
     def _standing(self, channel: Channel, state: ChannelSilence) -> tuple[int, dict[int, int]]:
@@ -568,14 +585,14 @@ class Hang:
         return excused
 
     def _unclear(
-        self, doubted: list[StuckChannel], now_ns: int, context: Context
+        self, doubted: list[StuckChannel], now_ns: int, context: Context, why: str
     ) -> tuple[Finding, StuckChannel] | tuple[None, None]:
         """The finding that the job stands still although counts of these channels prove nothing, if it does."""
         if not doubted or not self._is_job_silent(now_ns, context) or not context.knows_steps:
             return None, None
         first = max(doubted, key=lambda one: one.since_ns)
         since = self._since(first.since_ns)
-        return unclear_finding(first, doubted, now_ns - since, since, context), first
+        return unclear_finding(first, doubted, now_ns - since, since, context, why=why), first
 
     def _inside(
         self, culprits: set[int], stuck: list[StuckChannel], now_ns: int, context: Context

@@ -31,6 +31,8 @@ _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
 _CHANNEL: Final = ("communicator", "sender", "receiver")
 _NEVER: Final = np.iinfo(np.int64).max
+_BLOCK: Final = 8
+"""Passes in which the job went on: after one or two blocks a rank that is behind at all of them has lost lines."""
 
 
 class ChannelProgress(NamedTuple):
@@ -51,29 +53,47 @@ class ChannelProgress(NamedTuple):
 
 
 class ProgressBoard:
-    """The newest count of every rank, and its smallest distance to the front so far."""
+    """The newest count of every rank, and its smallest distance to the front so far and of late."""
 
     def __init__(self) -> None:
         self._rows: Columns = np.empty(0, PROGRESS)
         """By channel and rank."""
-        self._least_lag: NDArray[np.int64] = np.empty(0, np.int64)
-        """Smallest distance to the front so far: lines that were lost before the first pass are no lateness."""
+        self._least_lags: NDArray[np.int64] = np.empty((0, 3), np.int64)
+        """Smallest distances to the front: so far, as lines that were lost before the first pass are no lateness; in
+        the last block of passes; and in the present one.
+        """
+        self._passes = 0
+        """Of the present block."""
 
     def update(self, progress: Columns) -> None:
         """Takes present counts (`PROGRESS`); ranks that are not among them keep their last ones."""
+        before = self._fronts()[1].sum()
         rows = row_ops.concat([self._rows, progress])
-        least = np.concatenate([self._least_lag, np.full(len(progress), _NEVER)])
+        least = np.concatenate([self._least_lags, np.full((len(progress), 3), _NEVER)])
         order = np.lexsort((rows["rank"], *(rows[name] for name in reversed(_CHANNEL))))
         rows, least = row_ops.take(rows, order), least[order]
         begins = _begins(rows, (*_CHANNEL, "rank"))
         self._rows = row_ops.take(rows, np.append(begins[1:], len(rows))[: len(begins)] - 1)
-        lags = self._fronts()[1] - self._rows["operations"]
-        self._least_lag = np.minimum(np.minimum.reduceat(least, begins), lags) if len(rows) else least
+        fronts = self._fronts()[1]
+        lags = (fronts - self._rows["operations"])[:, None]
+        self._least_lags = np.minimum(np.minimum.reduceat(least, begins), lags) if len(rows) else least
+        self._passes += bool(fronts.sum() > before)
+        if self._passes > _BLOCK:
+            self._passes = 0
+            self._least_lags[:, 1] = self._least_lags[:, 2]
+            self._least_lags[:, 2] = _NEVER
+
+    @property
+    def shows_losses(self) -> bool:
+        """Whether a rank stayed behind in a collective of late, while others went on: they cannot without it."""
+        is_late = np.minimum(self._least_lags[:, 1], self._least_lags[:, 2]) > self._least_lags[:, 0]
+        is_known = (self._least_lags[:, 1] < _NEVER) & (self._rows["sender"] == NO_NUMBER)
+        return bool((is_late & is_known).any())
 
     def forget_all_but(self, context: Context) -> None:
         """Drops the counts of communicators that are not among these groups."""
         stays = np.isin(self._rows["communicator"], np.fromiter(context.groups, np.int64))
-        self._rows, self._least_lag = row_ops.filter_rows(self._rows, stays), self._least_lag[stays]
+        self._rows, self._least_lags = row_ops.filter_rows(self._rows, stays), self._least_lags[stays]
 
     def channels(self, context: Context) -> Iterator[ChannelProgress]:
         """Each channel of a group."""
@@ -83,7 +103,7 @@ class ProgressBoard:
             return
         ends = np.append(begins[1:], len(rows))
         newest = np.maximum.reduceat(rows["last_ns"], begins)
-        behind = fronts - rows["operations"] - self._least_lag
+        behind = fronts - rows["operations"] - self._least_lags[:, 0]
         most = np.repeat(np.maximum.reduceat(behind, begins), ends - begins)
         is_listed = np.isin(rows["communicator"], np.fromiter(context.groups, np.int64))
         names = np.full(len(rows), NO_NUMBER, np.int64)
@@ -101,7 +121,7 @@ class ProgressBoard:
         """The count of the first rank of a channel, and how many operations each rank is behind it."""
         rows = self._rows[begin : begin + ranks]
         front = int(rows["operations"].max())
-        behind = front - rows["operations"] - self._least_lag[begin : begin + ranks]
+        behind = front - rows["operations"] - self._least_lags[begin : begin + ranks, 0]
         return front, dict(zip(rows["rank"].tolist(), behind.tolist(), strict=True))
 
     def last_ns(self, begin: int, ranks: int) -> dict[int, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from service.detect.simulated_job import Job, Simulation
 
-from ncclscope_service.detect.context import Context
+from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.hang import ChannelWaits, Hang, WaitGraph, ends_of_waits, hang_at_end
 from ncclscope_service.detect.kernel_counts import ShownByKernels
 from ncclscope_service.detect.progress import PROGRESS
@@ -320,6 +320,29 @@ def test_while_lines_are_lost_silence_names_nobody() -> None:
     assert detector.is_unclear
 
 
+def test_a_rank_that_stays_behind_while_others_go_on_shows_that_lines_are_lost() -> None:
+    """One line in ten of rank 5 is lost, and nothing else tells."""
+    context = replace(CONTEXT, knows_steps=True)
+    detector, counters = Hang(), Counters({4: 60.0})
+    for second in range(1, 90):
+        counts = counters.at(float(second))
+        is_lossy = (CONTEXT.global_ranks_of(counts) == 5) & (counts["operations"] > 200)
+        counts["operations"] -= np.where(is_lossy, counts["operations"] // 10, 0)
+        detector.ingest_progress(counts, context)
+    (finding,) = detector.findings(90 * SECOND)
+    assert (finding.ranks, finding.evidence["state"]) == ((), "unclear")
+
+
+def test_a_rank_without_which_others_went_on_for_steps_is_not_missing() -> None:
+    detector, counters = Hang(), Counters({5: 60.0})
+    for second in range(1, 64):
+        counts = counters.at(float(second))
+        counts["last_ns"] = np.where(CONTEXT.global_ranks_of(counts) == 5, counts["last_ns"], second * SECOND)
+        detector.ingest_progress(counts, replace(CONTEXT, knows_steps=True, step_ns=SECOND))
+    (finding,) = detector.findings(90 * SECOND)
+    assert (finding.ranks, finding.evidence["state"]) == ((), "unclear")
+
+
 def standing(ahead: tuple[int, ...], behind: tuple[int, ...], newest_here: tuple[int, ...] = ()) -> ChannelWaits:
     return ChannelWaits(ahead=ahead, behind=behind, newest_here=frozenset(newest_here))
 
@@ -343,9 +366,32 @@ def test_in_a_circle_a_send_that_was_started_early_does_not_excuse_its_rank() ->
     assert WaitGraph(circle).roots({5, 13}) == {5}
 
 
-def test_a_circle_in_which_everybody_is_held_is_named_whole() -> None:
+def test_a_circle_in_which_everybody_is_held_names_nobody() -> None:
     circle = [standing((1,), (2,), newest_here=(1,)), standing((2,), (1,), newest_here=(2,))]
-    assert WaitGraph(circle).roots({1, 2}) == {1, 2}
+    assert WaitGraph(circle).roots({1, 2}) == set()
+
+
+def test_ranks_that_wait_for_each_other_in_collectives_are_unclear() -> None:
+    """As where lines were lost that nobody missed; that another collective was enqueued since excuses nobody."""
+    pair = (0, 1)
+    groups = {
+        index: Group(comm_id=str(index), parallelism=None, global_ranks=pair, hosts=("node0", "node1"))
+        for index in pair
+    }
+    context = Context(job="job", groups=groups, knows_steps=True)
+    counts = np.zeros(4, PROGRESS)
+    counts["communicator"], counts["rank"] = [0, 0, 1, 1], [0, 1, 0, 1]
+    counts["sender"] = counts["receiver"] = NO_NUMBER
+    detector = Hang()
+    for second in range(1, 10):
+        counts["operations"], counts["last_ns"] = 10 * second, second * SECOND
+        detector.ingest_progress(counts, context)
+    counts["operations"] += [1, 0, 0, 1]
+    counts["last_ns"] += [1, 2, 2, 2]
+    detector.ingest_progress(counts, context)
+    (finding,) = detector.findings(200 * SECOND)
+    assert (finding.ranks, finding.evidence["state"]) == ((), "unclear")
+    assert "ranks wait for each other" in finding.summary
 
 
 def test_a_rank_that_ended_in_an_operation_whose_other_members_wait_for_the_root_is_a_victim() -> None:
