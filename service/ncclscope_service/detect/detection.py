@@ -574,8 +574,12 @@ class Detection:
         undecided = int(np.count_nonzero(operations.rows["match"] == rows.Match.PENDING))
         key = (int(counts["last_ns"].max(initial=NO_TIME_NS)), operations.next_id, undecided)
         if job.hang is None or job.hang[0] != key or context.is_over:
-            living, moments = self._groups.without_ended(context), partial(earlier_counts, self._store, context.job)
-            shown = partial(shown_by_kernels, self._store, context.job)
+            living = self._groups.without_ended(context)
+            shown = cache(partial(shown_by_kernels, self._store, context.job))
+
+            def moments() -> list[Columns]:
+                return earlier_counts(self._store, context.job, are_ends_known=shown().are_ends_known)
+
             job.hang = key, job.detectors.hang_at_end(counts, living, moments, shown)
         return job.hang[1]
 

@@ -27,6 +27,7 @@ and such waits are left out. All ranks call collectives in one order: a circle o
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -688,12 +689,12 @@ class Standstill(NamedTuple):
 
 
 def standstill(
-    progress: Columns, context: Context, unheard: Set[int] = frozenset(), *, is_even: bool = True
+    progress: Columns, context: Context, lacking: Mapping[int, float] | None = None, *, is_even: bool = True
 ) -> Standstill | None:
     """Whether the counts (`PROGRESS`) of a job at one moment are those of ranks that all wait for one.
 
     Ranks that wait stand evenly, if `is_even`: all at one operation where they wait for the culprit, and most of them
-    elsewhere. `unheard`: global ranks of which it is not known whether they wait, as their last lines were lost.
+    elsewhere. `lacking`: by global rank how many operations more it may have enqueued; such a rank need not wait.
     """
     rows = row_ops.filter_rows(progress, np.isin(progress["communicator"], np.fromiter(context.groups, np.int64)))
     names = context.global_ranks_of(rows)
@@ -703,18 +704,18 @@ def standstill(
         for channel, counts in channels.items()
     ):
         return None  # ranks that were not seen may be anywhere
-    uneven = _uneven(rows)
-    waits = WaitGraph(waits_at_end(uneven, context))
-    missing = {rank for each in waits_at_end(uneven, context) for rank in each.behind}
-    culprits = missing - waits.waiting
-    if len(culprits) != 1 or not set(names.tolist()) <= waits.waiting | culprits | unheard or culprits <= unheard:
+    uneven = _uneven(_at_least(channels, lacking or {}, context))
+    waits = list(waits_at_end(uneven, context))
+    waiting = {rank for each in waits for rank in each.ahead}
+    culprits = {rank for each in waits for rank in each.behind} - waiting
+    if len(culprits) != 1 or not set(names.tolist()) <= waiting | culprits | (lacking or {}).keys():
         return None
     (culprit,) = culprits
     if is_even and not _stand_evenly(channels, culprit, context):
         return None
     return Standstill(
         culprit=culprit,
-        waiting=frozenset(waits.waiting),
+        waiting=frozenset(waiting),
         communicators=len({channel.communicator for channel in uneven}),
         lag=max(max(counts.values()) - min(counts.values()) for counts in uneven.values()),
         uneven=uneven,
@@ -735,22 +736,21 @@ def hang_at_end(
     All ranks wait for one. A job that was killed may have stood like this, too: how often tell its counts at
     `moments` long before, drawn evenly over time. Without them, several ranks must stand at one operation.
     `enqueued`: by communicator of which lines were lost, how many collectives each rank has enqueued all the same;
-    `shown`: what kernels show beside.
+    `shown`: what kernels and steps show beside.
     """
     if context.lossy_hosts or context.silent_hosts:
         return None
     by_kernels = shown() if enqueued else NOTHING_SHOWN
+    lacking = by_kernels.lacking
     earlier = moments() if enqueued else ()
     is_even = not earlier  # a lost last line makes ranks uneven, and moments tell how often lines are lost so
     found = _standstill_with_losses(progress, enqueued or {}, by_kernels, context, is_even=is_even)
-    if found is None:
+    if found is None or _may_be_of_losses(found, progress, shown().in_a_step, context, are_known=bool(enqueued)):
         return None
-    lines = last_counts(row_ops.filter_rows(progress, np.isin(progress["communicator"], list(context.groups))))
-    if enqueued and _busiest(lines, context)[found.culprit][1] not in found.uneven:
-        return None  # a lost line shows soonest where its rank enqueues most
     earlier = earlier or moments()
     if earlier:
-        alike = sum(found.is_like(standstill(each, context, by_kernels.unheard, is_even=is_even)) for each in earlier)
+        like = found._replace(lag=0) if enqueued else found  # lines are lost in bursts, too: a larger lag is no clearer
+        alike = sum(like.is_like(standstill(each, context, lacking, is_even=is_even)) for each in earlier)
         if alike + 1 > _MOST_MOMENTS * (len(earlier) + 1):
             return None
         how_sure = measured_confidence.DEAD_BY_TIMES
@@ -773,7 +773,7 @@ def hang_at_end(
     silent_ns = max(found.newest_ns - found.last_ns, 0)
     made = missing_finding(culprit, found.waiting, first, stuck, silent_ns, found.last_ns, context)
     on = "".join(f" ({host})" for host in made.hosts)
-    heard = " that were heard" if by_kernels.unheard else ""
+    heard = " that were heard" if lacking else ""
     return replace(
         made,
         confidence=how_sure,
@@ -782,6 +782,24 @@ def hang_at_end(
             f"{first.group.name}; all other ranks{heard} were waiting for it, directly or over others"
         ),
     )
+
+
+def _may_be_of_losses(
+    found: Standstill, progress: Columns, in_a_step: Mapping[int, int], context: Context, *, are_known: bool
+) -> bool:
+    """Whether the culprit may seem to be behind because its lines were lost; `are_known`: whether any are known to be.
+
+    A lost line shows soonest where its rank enqueues most. Others cannot go on there for longer than a step, and lost
+    lines easily hide a whole one.
+    """
+    lines = last_counts(row_ops.filter_rows(progress, np.isin(progress["communicator"], list(context.groups))))
+    channel = _busiest(lines, context)[found.culprit][1]
+    if channel not in found.uneven:
+        return are_known
+    rank = context.groups[channel.communicator].global_ranks.index(found.culprit)
+    return channel.sender == NO_NUMBER and _lags(found.uneven[channel])[rank] >= in_a_step.get(
+        found.culprit, math.inf
+    ) + (not are_known)
 
 
 def _standstill_with_losses(
@@ -799,8 +817,8 @@ def _standstill_with_losses(
     if not enqueued:
         return standstill(progress, context)
     counts = _with_lost_lines(progress, enqueued, shown.exchanged)
-    found = standstill(counts, context, shown.unheard, is_even=is_even)
-    if found is not None or not _uneven(counts):
+    found = standstill(counts, context, shown.lacking, is_even=is_even)
+    if found is not None or not _uneven(last_counts(counts)):
         return found
     found = standstill(progress, context)
     return found if found is not None and _lost_none(found, enqueued, context) else None
@@ -817,9 +835,26 @@ def _lost_none(found: Standstill, enqueued: Mapping[int, Mapping[int, int]], con
     return True
 
 
-def _uneven(progress: Columns) -> dict[Channel, dict[int, int]]:
-    """Counts of the channels on which not all ranks have enqueued as many."""
-    return {channel: counts for channel, counts in last_counts(progress).items() if len(set(counts.values())) > 1}
+def _uneven(channels: Mapping[Channel, dict[int, int]]) -> dict[Channel, dict[int, int]]:
+    """Those on which not all ranks have enqueued as many."""
+    return {channel: counts for channel, counts in channels.items() if len(set(counts.values())) > 1}
+
+
+def _at_least(
+    channels: Mapping[Channel, dict[int, int]], lacking: Mapping[int, float], context: Context
+) -> dict[Channel, dict[int, int]]:
+    """Counts without those of ranks that may be behind or not: their calls, and as many more as they may lack."""
+    found: dict[Channel, dict[int, int]] = {}
+    for channel, counts in channels.items():
+        names = context.groups[channel.communicator].global_ranks
+        most = {rank: count + lacking.get(names[rank], 0) for rank, count in counts.items()}
+        least = min(most.values())
+        found[channel] = {
+            rank: count if count > least else int(least)
+            for rank, count in counts.items()
+            if count > least or most[rank] == least < math.inf
+        }
+    return found
 
 
 def _with_lost_lines(progress: Columns, enqueued: Mapping[int, Mapping[int, int]], exchanged: Columns) -> Columns:

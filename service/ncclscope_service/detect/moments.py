@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.detect.progress import CountedOperations, counted_operations
-from ncclscope_service.store.rows import Match
+from ncclscope_service.store.rows import Match, has_launch
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -33,15 +33,16 @@ _BEGIN, _END = 0.2, 0.97
 """Shares of the operations before the first moment, as a job begins otherwise than it goes on, and the last one."""
 
 
-def earlier_counts(store: Store, job: str) -> list[Columns]:
+def earlier_counts(store: Store, job: str, *, are_ends_known: bool = False) -> list[Columns]:
     """The counts (`progress.PROGRESS`) of a job at moments that are spread evenly over the time of its lines in memory.
 
-    Empty if the stamps of its lines do not tell.
+    Empty if the stamps of its lines do not tell. `are_ends_known`: what lost lines hid then counts too, as it does
+    not matter at the end.
     """
     is_of_job = np.asarray([each == job for each in store.process_job], np.bool_)
     rows = store.operations.rows
     operations = rows.take(np.flatnonzero(is_of_job[rows["process"]]), *_COLUMNS)
-    enqueued_ns = _enqueued_ns(store, operations)
+    enqueued_ns = _enqueued_ns(store, operations, are_ends_known=are_ends_known)
     if ((enqueued_ns == NO_TIME_NS) & (operations["match"] == Match.NOT_COVERED)).any():
         return []
     operations, enqueued_ns = (
@@ -54,20 +55,22 @@ def earlier_counts(store: Store, job: str) -> list[Columns]:
     if ahead_ns is None:
         return []
     ahead_ns = ahead_ns[operations["process"]]
-    has_kernel = np.isin(operations["match"], (Match.MATCHED, Match.LINE_LOST))
+    has_kernel = has_launch(operations["match"])
     ended_ns = np.where(has_kernel, operations["end_ns"] - ahead_ns, _NEVER)
     return _counts(store, operations, enqueued_ns - ahead_ns, ended_ns)
 
 
-def _enqueued_ns(store: Store, operations: Columns) -> NDArray[np.int64]:
+def _enqueued_ns(store: Store, operations: Columns, *, are_ends_known: bool) -> NDArray[np.int64]:
     """When it was seen that each of these operations was enqueued; NO_TIME_NS if not known.
 
-    When its line was written, or its kernel launched; if its line was lost, when its kernel had ended.
+    When its line was written, or its kernel launched; if its line was lost, when its kernel had ended, unless
+    `are_ends_known`.
     """
     times = operations["logged_at_ns"].copy()
-    is_lost = operations["match"] == Match.LINE_LOST
-    times[is_lost] = operations["end_ns"][is_lost]
-    launched = np.flatnonzero((times == NO_TIME_NS) & (operations["match"] == Match.MATCHED))
+    if not are_ends_known:
+        is_lost = operations["match"] == Match.LINE_LOST
+        times[is_lost] = operations["end_ns"][is_lost]
+    launched = np.flatnonzero((times == NO_TIME_NS) & has_launch(operations["match"]))
     times[launched] = store.kernels.take(operations["kernel"][launched], "launch_start_ns")["launch_start_ns"]
     return times
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -484,7 +485,7 @@ def _enqueued(counts: Columns) -> dict[int, dict[int, int]]:
     }
 
 
-def test_a_rank_whose_last_lines_were_lost_is_neither_asked_for_nor_named() -> None:
+def test_a_rank_whose_last_lines_were_lost_need_not_wait_and_is_named_only_if_it_is_further_behind() -> None:
     lines = last_counts({5: 1})
     others = [index for index, group in GROUPS.items() if group.parallelism in ("TP", "DP")]
     lines = lines[np.isin(lines["communicator"], others)]
@@ -492,8 +493,8 @@ def test_a_rank_whose_last_lines_were_lost_is_neither_asked_for_nor_named() -> N
     stands = [index for index in others if 0 in GROUPS[index].global_ranks]
     lines["operations"][np.isin(lines["communicator"], stands)] = 400
 
-    def said(*unheard: int) -> Finding | None:
-        shown = ShownByKernels(np.empty(0, PROGRESS), frozenset(unheard))
+    def said(*unheard: int, lacks: float = math.inf) -> Finding | None:
+        shown = ShownByKernels(np.empty(0, PROGRESS), dict.fromkeys(unheard, lacks))
         return hang_at_end(lines, CONTEXT, lambda: [even] * 100, _enqueued(lines), lambda: shown)
 
     waiting = {rank for index in others if 5 in GROUPS[index].global_ranks for rank in GROUPS[index].global_ranks}
@@ -504,6 +505,9 @@ def test_a_rank_whose_last_lines_were_lost_is_neither_asked_for_nor_named() -> N
     assert found.ranks == (5,)
     assert "all other ranks that were heard were waiting" in found.summary
     assert said(*silent, 5) is None
+    assert said(*silent, 5, lacks=1) is None
+    lines["operations"][CONTEXT.global_ranks_of(lines) == 5] -= 1
+    assert said(*silent, 5, lacks=1) is not None
 
 
 def test_among_losses_a_job_without_times_must_show_it_where_a_rank_enqueues_most() -> None:
@@ -511,6 +515,14 @@ def test_among_losses_a_job_without_times_must_show_it_where_a_rank_enqueues_mos
     assert hang_at_end(counts, CONTEXT, enqueued=_enqueued(counts)) is not None
     alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
     assert hang_at_end(counts, Context(job="job", groups=alone), enqueued=_enqueued(counts)) is None
+
+
+def test_a_rank_that_is_more_than_a_step_behind_where_it_enqueues_most_has_lost_lines() -> None:
+    counts = last_counts({5: 2})
+    shown = ShownByKernels(np.empty(0, PROGRESS), {}, in_a_step={5: 2})
+    assert hang_at_end(counts, CONTEXT, shown=lambda: shown) is not None
+    assert hang_at_end(counts, CONTEXT, enqueued=_enqueued(counts), shown=lambda: shown) is None
+    assert hang_at_end(counts, CONTEXT, shown=lambda: shown._replace(in_a_step={5: 1})) is None
 
 
 def test_among_losses_earlier_moments_tell_whether_uneven_ranks_mean_something() -> None:
