@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.detect.progress import PROGRESS, counted_operations
-from ncclscope_service.store.rows import Match
+from ncclscope_service.store.rows import Match, has_launch
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATIONS
@@ -109,26 +109,45 @@ def _by_steps(
 
 
 def _lacking(store: Store, operations: Columns) -> tuple[NDArray[np.float64], bool]:
-    """By process: how many lines behind its last kernel are lost at most; and whether NVTX ranges tell it of all."""
+    """By process: how many lines behind its last kernel are lost at most; and whether NVTX ranges tell it of all.
+
+    Without ranges none is where its last kernel has a line, or a line is behind it.
+    """
     process, match, line = (operations[name] for name in ("process", "match", "line"))
     amount = len(store.processes)
     kernels = store.kernels.rows
     ran = np.lexsort((kernels["launch_start_ns"], kernels["process"]))
     last = ran[np.append(np.diff(kernels["process"][ran]) != 0, True)[: len(ran)]]
-    launched_ns = np.full(amount, NO_TIME_NS, np.int64)
-    launched_ns[kernels["process"][last]] = kernels["launch_start_ns"][last]
     is_paired = match == Match.MATCHED
     last_line = np.full(amount, NO_NUMBER, np.int64)
     np.maximum.at(last_line, process[is_paired], line[is_paired])
-    lines = np.bincount(process[line > last_line[process]], minlength=amount)
-    is_heard = lines > 0
+    is_behind = line > last_line[process]
+    known = _numbers_behind(operations, is_behind, amount)
+    is_heard = np.bincount(process[is_behind], minlength=amount) > 0
     is_heard[kernels["process"][last]] |= np.isin(store.kernels.first + last, operations["kernel"][is_paired])
+    launched_ns = np.full(amount, NO_TIME_NS, np.int64)
+    numbered = np.flatnonzero(has_launch(match))
+    launches = store.kernels.take(operations["kernel"][numbered], "launch_start_ns")["launch_start_ns"]
+    np.maximum.at(launched_ns, process[numbered], launches)
     calls = _calls_after(store, launched_ns)
-    lacking = np.where(calls == NO_NUMBER, np.where(is_heard, 0, np.inf), np.maximum(calls - lines, 0))
+    lacking = np.where(calls == NO_NUMBER, np.where(is_heard, 0, np.inf), np.maximum(calls - known, 0))
     lacking[np.bincount(kernels["process"][last], minlength=amount) == 0] = 0
     lacking[_with_holes(operations)] = np.inf
     every = np.unique(process)
-    return lacking, bool((calls[every] >= lines[every]).all())
+    return lacking, bool((calls[every] >= known[every]).all())
+
+
+def _numbers_behind(operations: Columns, is_behind: NDArray[np.bool_], processes: int) -> NDArray[np.int64]:
+    """By process: how many operations it enqueued with those behind its last kernel, by their numbers."""
+    is_pair = operations["coll_seq"] == NO_NUMBER
+    (of, _), member = distinct_together(operations["process"], operations["member"])
+    before = np.full(len(of), NO_NUMBER, np.int64)
+    np.maximum.at(before, member[~is_behind], operations["coll_seq"][~is_behind])
+    until = before.copy()
+    np.maximum.at(until, member[is_behind], operations["coll_seq"][is_behind])
+    found = np.bincount(operations["process"][is_behind & is_pair], minlength=processes)
+    np.add.at(found, of, until - before)
+    return found
 
 
 def _with_holes(operations: Columns) -> NDArray[np.integer]:

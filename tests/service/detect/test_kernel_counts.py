@@ -70,9 +70,9 @@ def test_a_rank_whose_last_kernel_has_no_line_is_not_heard_unless_a_line_is_behi
 
 
 def test_nvtx_ranges_behind_the_last_kernel_tell_how_many_lines_are_lost_there() -> None:
-    store = _store(2, 2)
-    _decide(store, match=[1, Match.UNMATCHED, 1, Match.LINE_LOST], line=[1, 2, 1, -1])
-    store.kernels.rows["launch_start_ns"] = [5, 0, 5, 15]
+    store = _store(4, 2)
+    _decide(store, match=[1, 1, 1, Match.UNMATCHED, 1, Match.LINE_LOST], line=[1, 2, 3, 4, 1, -1])
+    store.kernels.rows["launch_start_ns"] = [1, 2, 5, 0, 5, 15]
     calls = np.zeros(5, RANGE)
     calls["process"], calls["start_ns"] = [0, 0, 1, 1, 0], [4, 6, 4, 14, 20]
     calls["text"] = [store.strings.index_of(name) for name in ("ncclSend", "ncclSend", "ncclRecv", "ncclRecv", "step")]
@@ -83,6 +83,11 @@ def test_nvtx_ranges_behind_the_last_kernel_tell_how_many_lines_are_lost_there()
     store.ranges.append(calls[:2])
     shown = shown_by_kernels(store, "j")
     assert (shown.lacking, shown.are_ends_known) == ({1: 2}, True)
+    calls["process"] = 0
+    store.ranges.append(calls[:1])
+    assert shown_by_kernels(store, "j").lacking == {0: 1, 1: 2}
+    _decide(store, coll_seq=[0, 1, 2, 4, 0, 1])
+    assert shown_by_kernels(store, "j").lacking == {1: 2}, "the number of its last line counts the lost one"
 
 
 def test_collectives_in_a_step_are_those_of_the_busiest_communicator() -> None:
