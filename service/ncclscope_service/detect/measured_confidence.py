@@ -21,9 +21,8 @@ HANG_OF_SEVERAL: Final = 0.3
 """Several ranks are missing at once: 0 of 6, which had been killed. A host that dies looks like it too; none was
 played."""
 HANG_AMONG_LOSSES: Final = 0.8
-"""Lines were lost, of which the last one of a rank may be one: 10 of 10 that hung (TP2 PP2 DP2, 5 % lost, captured
-whole), and of 68 that were killed at random moments 1 is called a hang (TP4 DP2, logs only: 1 of 12 with bursts of 100
-lines, none of 32 with 1 to 5 % lost; FSDP8 captured whole: none of 24)."""
+"""Lines were lost, of which the last one of a rank may be one: of 110 jobs that hung 54 are found, and another rank is
+named in 2; of 110 that were killed at random moments 1 is called a hang (docs/internals/alignment-benchmark.md)."""
 HANG_UNSURE: Final = 0.6
 """A missing rank waits itself, or lost lines hide who is missing. Few were played."""
 DEAD_BY_TIMES: Final = MOST
