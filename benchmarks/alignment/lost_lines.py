@@ -359,7 +359,12 @@ def _cases(*, short: bool) -> Iterator[Case]:
         for shape in list(SHAPES)[1:]:
             yield from (Case(shape, loss, stamps=stamps) for loss in ("1 %", "5 %"))
             yield Case(shape, "1 %", stamps=stamps, capture="none")
-    yield from (Case("TP2 PP2 DP2", "1 %", stamps=stamps, capture="duty:0.4") for stamps in (True, False))
+    yield from (
+        Case(shape, loss, stamps=stamps, capture="duty:0.4")
+        for stamps in (True, False)
+        for shape in ("TP2 PP2 DP2", "FSDP8", "EP4 DP8")
+        for loss in ("none", "1 %", "5 %")
+    )
     for nccl in ("2.18", "2.21"):
         yield from (Case(first, loss, nccl, stamps=False) for loss in ("1 %", "5 %"))
         yield from (Case(shape, "1 %", nccl, stamps=False) for shape in ("TP2 PP2 DP2", "FSDP8", "EP4 DP8"))
