@@ -33,6 +33,8 @@ _STEPS: Final = 4
 _STEPS_PER_LOSS: Final = 100.0
 """Steps from which it is learnt, at least, and more of them if lines were lost: most of them must have a line of each
 call."""
+_MOST_LOST: Final = 0.12
+"""Share of the calls that steps may have lost: of more, what they have in common is not all of it."""
 _FEWEST: Final = 2
 """Recurrences from which on a step is waited for that is as long."""
 _SHORTEST: Final = 8
@@ -259,7 +261,7 @@ def _programs_of(symbols: NDArray[np.int64], *, is_last: bool) -> Iterator[tuple
         steps = [tuple(symbols[begins[each] : begins[each + 1]].tolist()) for each in whole.tolist()]
         program = common_text(steps)
         lost = 1 - float(lengths[whole].mean()) / max(len(program), int(lengths[whole].max()))
-        is_enough = len(whole) >= _STEPS + _STEPS_PER_LOSS * lost
+        is_enough = lost <= _MOST_LOST and len(whole) >= _STEPS + _STEPS_PER_LOSS * lost
         if is_enough and len(program) >= max(_SHORTEST, (1 - _EVEN) * usual) and _loses_only(steps, program):
             yield program, lost
         if not is_last:
