@@ -37,7 +37,7 @@ _MOST_LOST: Final = 0.12
 """Share of the calls that steps may have lost: of more, what they have in common is not all of it."""
 _FEWEST: Final = 2
 """Recurrences from which on a step is waited for that is as long."""
-_SHORTEST: Final = 8
+_SHORTEST: Final = 3
 _MOSTLY: Final = 0.5
 _EVEN: Final = 0.25
 """Steps are shorter by less than this part of them where lines were lost; longer ones lost their begin or end."""
