@@ -215,9 +215,11 @@ class LostCalls:
                 agreeing = program.agreeing(symbols[nth : nth + _REMEMBERED - self._since], place)
                 self._place = program.behind(place, agreeing)
             if not agreeing:
-                if not final and nth + _AHEAD >= len(symbols):
+                # Microbatches look alike: which of them a log begins with, a whole step tells.
+                ahead = _AHEAD if place is not None else max(_AHEAD, self.step)
+                if not final and nth + ahead >= len(symbols):
                     break
-                skipped = self._skipped(program, symbols[nth : nth + 1 + _AHEAD].tolist())
+                skipped = self._skipped(program, symbols[nth : nth + 1 + ahead].tolist())
                 before += [nth] * len(skipped)
                 lost += skipped
             nth, self._since = nth + max(agreeing, 1), self._since + max(agreeing, 1)

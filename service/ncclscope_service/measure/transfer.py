@@ -28,6 +28,7 @@ Durations = NDArray[np.int64]
 
 _FAR: Final = np.int64(2**62)
 _SAME_HOST_SKEW_NS: Final = 2_000.0
+_SIGMAS: Final = 3.0
 """How far two GPUs of one host may disagree though nsys maps both to the host's clock."""
 
 
@@ -198,15 +199,16 @@ def measure_exchanges(
 
     Data can flow once both sides are there: transfer = own end - max(own start, last peer's start), and waiting is
     what lies before. `moved_bytes` is the larger of the bytes sent and received, without those to itself. Nothing is
-    concluded where a peer was not seen, or the transfer does not exceed `uncertainty_ns` (of the clocks between this
-    rank and its peers). Source: nccl-tests `src/sendrecv.cu` (S is one direction, factor 1).
+    concluded where a peer was not seen, or the transfer does not exceed three times `uncertainty_ns`, the deviation of
+    the clocks between this rank and its peers: a young estimate is off by a millisecond. Source: nccl-tests
+    `src/sendrecv.cu` (S is one direction, factor 1).
     """
     duration, seen = _durations(start_true_ns, end_true_ns, censored)
     both = seen & (last_peer_start_true_ns != NO_TIME_NS)
     own = np.where(both, start_true_ns, 0)
     peer = np.where(both, last_peer_start_true_ns, 0)
     transfer = np.where(both, end_true_ns, 0) - np.maximum(own, peer)
-    is_known = both & (transfer > np.maximum(uncertainty_ns, 0))
+    is_known = both & (transfer > _SIGMAS * np.maximum(uncertainty_ns, 0))
     transfer = np.where(is_known, transfer, np.int64(NO_NUMBER))
     moved = np.where(np.asarray(moved_bytes) >= 0, moved_bytes, np.nan).astype(np.float64)
     return ExchangeMeasures(

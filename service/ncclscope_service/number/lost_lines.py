@@ -27,6 +27,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
+from ncclscope_service.number.pair_losses import PairLosses
 from ncclscope_service.store.rows import (
     BY_LAUNCH,
     OPERATION_TEMPLATE,
@@ -74,6 +75,7 @@ class LostLines:
 
     def __init__(self, known: Store) -> None:
         self._store = known
+        self._pairs = PairLosses(known)
         self._lanes = CombinationIndex(("process", "device_id", "stream_id"))
         self._members_of_lane: dict[int, set[int]] = {}
         self.begun_amid: set[int] = set()
@@ -108,7 +110,9 @@ class LostLines:
         `knows_beginning`: whether it is known which lines its first kernels are of; then those before them are, too.
         Gives those whose number is known by now, with the ones added. The rest waits for lines before it.
         """
+        self._pairs.process_lines(has_ended)
         new, others = self._collectives(decided)
+        self._store.operations.rows.put("number_state", self._pairs.number(others), NumberState.HEALED)
         new = row_ops.concat([self._held[self._held["id"] >= self._store.operations.first], new])
         first_pending = self._first_pending(new["member"])
         is_ready = new["coll_seq"] < first_pending[new["member"]]

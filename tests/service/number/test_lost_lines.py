@@ -20,6 +20,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "experts": {"ep": 2},
     "pipeline": {"pp": 2, "dp": 2, "microbatches": 4},
     "tensors": {"gpus": 4, "tp": 4, "dp": 2},
+    "both": {"gpus": 4, "tp": 2, "pp": 2, "dp": 2, "layers": 4},
 }
 
 
@@ -64,6 +65,12 @@ def test_sends_and_receives_of_which_a_line_was_lost_are_unmeasured_and_no_other
     assert counted.wrong == 0
 
 
+@pytest.mark.parametrize("stamps", [True, False])
+def test_sends_and_recvs_have_their_true_numbers_by_logs_alone(tmp_path: Path, stamps: bool) -> None:
+    _, counted = _followed(tmp_path, 0.02, "both", stamps=stamps, iterations=16, capture="none")
+    assert counted.numbered == counted.lines > 10_000
+
+
 def test_a_lost_line_gives_a_row_with_the_operation_of_its_neighbours(tmp_path: Path) -> None:
     # An AlltoAll runs in a kernel that Sends and Recvs share.
     found, counted = _followed(tmp_path, 0.05, "experts", stamps=True)
@@ -85,7 +92,7 @@ def test_which_line_is_of_a_kernel_may_be_a_guess_but_not_its_number(tmp_path: P
 
 
 def test_lines_without_stamps_are_paired_exactly_by_a_program_that_repeats_itself(tmp_path: Path) -> None:
-    _, counted = _followed(tmp_path, 0.05, "experts", stamps=False)
+    _, counted = _followed(tmp_path, 0.05, "experts", stamps=False, iterations=16)
     assert counted.measured == counted.possible
     assert counted.mispaired == counted.wrong == 0
     assert counted.numbered == counted.lines
