@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import exp, lgamma, log, log1p
 from typing import Final
 
 import numpy as np
@@ -47,10 +48,12 @@ _TRIED: Final = 8
 _FIRST_TRIED: Final = 64
 _REGULAR: Final = 0.8
 """Share of the steps that must be the program but for lost calls."""
-_OPTIONAL: Final = 0.25
-"""Share of the steps from which one call may be missing, beyond what is usual."""
+_BY_CHANCE: Final = 0.02
+"""Probability below which calls are not missing by chance from where they are."""
 _MORE_LOST: Final = 0.01
 """Share of all calls that may be missing beyond twice what steps have lost: else what lies between is none of it."""
+_MOST_STRANGE: Final = 0.05
+"""Share of the first calls that may be none of a program: of more, it is a part of the step."""
 _STRANGE: Final = 3
 """What a call that is none of the program costs, in calls that were lost."""
 _REMEMBERED: Final = 256
@@ -190,9 +193,9 @@ class LostCalls:
             amount = min(len(symbols), self._look)
             is_last = amount >= _LAST_LOOK or (final and amount == len(symbols))
             for program, lost in _programs_of(symbols[:amount], is_last=is_last):
-                self._program, self._place = _Program.of(program.tolist()), None
+                self._program, self._place, self._since = _Program.of(program.tolist()), None, -amount
                 _, before, _ = self._find_lost(symbols[:amount], final=True)
-                is_it = self._program is not None and len(before) <= (2 * lost + _MORE_LOST) * amount
+                is_it = len(before) <= (2 * lost + _MORE_LOST) * amount and self._misfits <= _MOST_STRANGE * amount
                 self._misfits = self._since = 0
                 self._place = None
                 if is_it:
@@ -278,8 +281,18 @@ def _loses_only(steps: Sequence[tuple[int, ...]], program: NDArray[np.int64]) ->
     places = [first_places(np.asarray(step, np.int64), program) for step in steps]
     missing = len(steps) - np.bincount(np.concatenate(places), minlength=len(program))
     fit = sum(len(own) == len(step) for own, step in zip(places, steps, strict=True))
-    most = _FEWEST + _OPTIONAL * len(steps) + 2 * float(missing.mean())
-    return fit >= _REGULAR * len(steps) and int(missing.max()) <= most
+    return fit >= _REGULAR * len(steps) and _is_by_chance(int(missing.max()), int(missing.sum()), len(program))
+
+
+def _is_by_chance(most: int, lost: int, places: int) -> bool:
+    """Whether one of these places may have lost most of so many calls, if each was lost at any of them."""
+    ways = lgamma(lost + 1)
+    here, elsewhere = log(1 / max(places, 2)), log1p(-1 / max(places, 2))
+    chances = (
+        exp(ways - lgamma(own + 1) - lgamma(lost - own + 1) + own * here + (lost - own) * elsewhere)
+        for own in range(most, lost + 1)
+    )
+    return places * sum(chances) >= _BY_CHANCE
 
 
 def _begins(symbols: NDArray[np.int64], fewest: int) -> list[NDArray[np.intp]]:
