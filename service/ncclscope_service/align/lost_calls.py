@@ -55,7 +55,7 @@ _MORE_LOST: Final = 0.01
 _MOST_STRANGE: Final = 0.05
 """Share of the first calls that may be none of a program: of more, it is a part of the step."""
 _STRANGE: Final = 3
-"""What a call that is none of the program costs, in calls that were lost."""
+"""Cost of a call that is none of the program, in calls that were lost."""
 _REMEMBERED: Final = 256
 _MISFITS: Final = 0.5
 """Of so many calls the share that is none of the program, at which it is given up."""
@@ -122,6 +122,62 @@ class Filled:
 
 
 @dataclass(slots=True)
+class _Walk:
+    """Calls of one thread along a program."""
+
+    program: _Program
+    place: int | None = None
+    """Of the last call in the program; None if it is not known."""
+    strange: int = 0
+    """Calls that are none of the program, since it was judged."""
+    seen: int = 0
+    """Calls since it was judged."""
+
+    def find_lost(
+        self, symbols: NDArray[np.int64], *, judged_after: int, final: bool
+    ) -> tuple[int, list[int], list[int]]:
+        """How many of these calls are known to be of the program or not; before which others were lost, and these.
+
+        Stops after so many calls since it was judged.
+        """
+        before: list[int] = []
+        lost: list[int] = []
+        nth = 0
+        while nth < len(symbols) and self.seen < judged_after:
+            agreeing = 0
+            if self.place is not None:
+                agreeing = self.program.agreeing(symbols[nth : nth + judged_after - self.seen], self.place)
+                self.place = self.program.behind(self.place, agreeing)
+            if not agreeing:
+                # Microbatches look alike: which of them a log begins with, a whole step tells.
+                ahead = _AHEAD if self.place is not None else max(_AHEAD, len(self.program.symbols))
+                if not final and nth + ahead >= len(symbols):
+                    break
+                skipped = self._skipped(symbols[nth : nth + 1 + ahead].tolist())
+                before += [nth] * len(skipped)
+                lost += skipped
+            nth, self.seen = nth + max(agreeing, 1), self.seen + max(agreeing, 1)
+        return nth, before, lost
+
+    def _skipped(self, symbols: list[int]) -> list[int]:
+        """The calls (symbols) that were lost before the first of these, which is not the next of the program."""
+        program, place, first, behind = self.program, self.place, symbols[0], symbols[1:]
+        if place is None:
+            found = program.places.get(first, [])[:_FIRST_TRIED]
+            self.place = min(found, key=lambda each: program.cost(behind, each)) if found else None
+            return []
+        tried = [
+            (each + program.cost(behind, program.behind(place, each + 1)), each) for each in program.ahead(first, place)
+        ]
+        if not tried or min(tried)[0] > _STRANGE + program.cost(behind, place):
+            self.strange += 1
+            return []
+        skipped = min(tried)[1]
+        self.place = program.behind(place, skipped + 1)
+        return [program.symbols[program.behind(place, each + 1)] for each in range(skipped)]
+
+
+@dataclass(slots=True)
 class LostCalls:
     """Puts in the calls of one thread whose lines were lost."""
 
@@ -130,14 +186,10 @@ class LostCalls:
     _index: CombinationIndex = field(init=False)
     _like: list[Columns] = field(default_factory=list[Columns])
     """By symbol: the first call of it."""
-    _program: _Program | None = None
-    _place: int | None = None
-    """Of the last call in the program; None if it is not known."""
+    _walk: _Walk | None = None
+    """None while there is no program."""
     _look: int | None = _FIRST_LOOK
     """Calls at which a program is looked for; None: there is none."""
-    _misfits: int = 0
-    _since: int = 0
-    """Calls since misfits are counted."""
 
     def __post_init__(self) -> None:
         self._index = CombinationIndex(self.names)
@@ -145,36 +197,34 @@ class LostCalls:
     @property
     def step(self) -> int:
         """Calls after which the program repeats; 0 if that is not known."""
-        return len(self._program.symbols) if self._program is not None else 0
+        return len(self._walk.program.symbols) if self._walk is not None else 0
 
     def skip(self) -> None:
         """Calls were given up before they were looked at."""
-        self._place = None
+        if self._walk is not None:
+            self._walk.place = None
 
     def fill(self, rows: Columns, *, final: bool) -> Filled:
-        """What is known by now of a thread's next calls; all of it with `final`."""
-        found: list[Filled] = []
-        while len(rows):
-            part = self._fill(rows, final=final)
-            found.append(part)
-            rows = rows[part.amount :]
-            if not part.amount or self._program is not None:
-                break
-        return Filled(
-            row_ops.concat([rows[:0], *(each.rows for each in found)]),
-            np.concatenate([np.zeros(0, np.bool_), *(each.is_lost for each in found)]),
-            sum(each.amount for each in found),
-        )
-
-    def _fill(self, rows: Columns, *, final: bool) -> Filled:
-        """The same up to where the program is given up, if it is."""
-        whole = Filled(rows, np.zeros(len(rows), np.bool_), len(rows))
-        if (self._look is None and self._program is None) or (rows["text"] == NO_NUMBER).any():
-            return whole
+        """A thread's next calls as far as they are known by now; all of them with `final`."""
+        if (self._look is None and self._walk is None) or (rows["text"] == NO_NUMBER).any():
+            return Filled(rows, np.zeros(len(rows), np.bool_), len(rows))
         symbols = self._numbers(rows)
-        if self._program is None and not self._learn(symbols, final=final):
-            return whole if self._look is None or final else Filled(rows[:0], whole.is_lost[:0], 0)
-        end, before, lost = self._find_lost(symbols, final=final)
+        before: list[int] = []
+        lost: list[int] = []
+        end = 0
+        while end < len(rows):
+            if self._walk is None:
+                self._walk = self._learn(symbols[end:], final=final)
+            if self._walk is None:
+                end = len(rows) if self._look is None or final else end
+                break
+            amount, own_before, own_lost = self._walk.find_lost(symbols[end:], judged_after=_REMEMBERED, final=final)
+            if not amount:
+                break
+            before += [end + each for each in own_before]
+            lost += own_lost
+            end += amount
+            self._judge(self._walk)
         every = row_ops.concat([rows[:end], *(self._like[symbol] for symbol in lost)])
         order = np.argsort(np.concatenate([np.arange(end), np.asarray(before) - 0.5]), kind="stable")
         return Filled(row_ops.take(every, order), order >= end, end)
@@ -187,75 +237,34 @@ class LostCalls:
             self._like.append(rows[at : at + 1].copy())
         return symbols
 
-    def _learn(self, symbols: NDArray[np.int64], *, final: bool) -> bool:
-        """Whether a program was found in the first of these, all that are not filled."""
+    def _learn(self, symbols: NDArray[np.int64], *, final: bool) -> _Walk | None:
+        """A walk along the program of the first of these, all that are not filled; None if none was found."""
         while self._look is not None and (final or len(symbols) >= self._look):
             amount = min(len(symbols), self._look)
             is_last = amount >= _LAST_LOOK or (final and amount == len(symbols))
-            for program, lost in _programs_of(symbols[:amount], is_last=is_last):
-                self._program, self._place, self._since = _Program.of(program.tolist()), None, -amount
-                _, before, _ = self._find_lost(symbols[:amount], final=True)
-                is_it = len(before) <= (2 * lost + _MORE_LOST) * amount and self._misfits <= _MOST_STRANGE * amount
-                self._misfits = self._since = 0
-                self._place = None
-                if is_it:
-                    return True
-                self._program = None
+            for texts, lost in _programs_of(symbols[:amount], is_last=is_last):
+                program = _Program.of(texts.tolist())
+                trial = _Walk(program)
+                _, before, _ = trial.find_lost(symbols[:amount], judged_after=amount, final=True)
+                if len(before) <= (2 * lost + _MORE_LOST) * amount and trial.strange <= _MOST_STRANGE * amount:
+                    return _Walk(program)
             if final and amount == len(symbols):
-                return False
+                return None
             self._look = 2 * self._look if self._look < _LAST_LOOK else None
-        return False
+        return None
 
-    def _find_lost(self, symbols: NDArray[np.int64], *, final: bool) -> tuple[int, list[int], list[int]]:
-        """How many of these calls are known to be of the program or not; before which others were lost, and these."""
-        before: list[int] = []
-        lost: list[int] = []
-        nth = 0
-        while self._program is not None and nth < len(symbols):
-            program, place = self._program, self._place
-            agreeing = 0
-            if place is not None:
-                agreeing = program.agreeing(symbols[nth : nth + _REMEMBERED - self._since], place)
-                self._place = program.behind(place, agreeing)
-            if not agreeing:
-                # Microbatches look alike: which of them a log begins with, a whole step tells.
-                ahead = _AHEAD if place is not None else max(_AHEAD, self.step)
-                if not final and nth + ahead >= len(symbols):
-                    break
-                skipped = self._skipped(program, symbols[nth : nth + 1 + ahead].tolist())
-                before += [nth] * len(skipped)
-                lost += skipped
-            nth, self._since = nth + max(agreeing, 1), self._since + max(agreeing, 1)
-            if self._since >= _REMEMBERED:
-                self._judge_misfits()
-        return nth, before, lost
-
-    def _judge_misfits(self) -> None:
-        if self._misfits > _MISFITS * self._since:
-            self._program, self._place, self._look = None, None, _FIRST_LOOK
-        self._misfits = self._since = 0
-
-    def _skipped(self, program: _Program, symbols: list[int]) -> list[int]:
-        """The calls (symbols) that were lost before the first of these, which is not the next of the program."""
-        place, first, behind = self._place, symbols[0], symbols[1:]
-        if place is None:
-            found = program.places.get(first, [])[:_FIRST_TRIED]
-            self._place = min(found, key=lambda each: program.cost(behind, each)) if found else None
-            return []
-        tried = [
-            (each + program.cost(behind, program.behind(place, each + 1)), each) for each in program.ahead(first, place)
-        ]
-        if not tried or min(tried)[0] > _STRANGE + program.cost(behind, place):
-            self._misfits += 1
-            return []
-        skipped = min(tried)[1]
-        self._place = program.behind(place, skipped + 1)
-        return [program.symbols[program.behind(place, each + 1)] for each in range(skipped)]
+    def _judge(self, walk: _Walk) -> None:
+        """Gives the program up if most of the last calls are none of it."""
+        if walk.seen < _REMEMBERED:
+            return
+        if walk.strange > _MISFITS * walk.seen:
+            self._walk, self._look = None, _FIRST_LOOK
+        walk.strange = walk.seen = 0
 
 
 def _programs_of(symbols: NDArray[np.int64], *, is_last: bool) -> Iterator[tuple[NDArray[np.int64], float]]:
-    """What the steps of these calls have in common, and the share that they lost of it; none if they do not repeat, or
-    too few were seen.
+    """Calls that the steps among these have in common, and the share of them that was lost; none if they do not repeat,
+    or too few were seen.
 
     Layers and microbatches repeat within a step: the longest steps come first. `is_last`: of which enough were seen.
     """

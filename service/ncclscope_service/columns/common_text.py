@@ -1,4 +1,4 @@
-"""What several texts have in common, each of which has lost other letters: numbers of calls, step by step."""
+"""The text of which several ones have each lost other letters: numbers of calls, step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST: Final = 2048
 
 
 def common_text(texts: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
-    """What most of these have in common, with what single ones of them lost; empty if they are too few."""
+    """The text that most of these have in common, with the letters that single ones lost; empty if they are too few."""
     if not texts:
         return np.empty(0, np.int64)
     usual, amount = Counter(texts).most_common(1)[0]

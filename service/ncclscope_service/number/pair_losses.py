@@ -9,7 +9,7 @@ shown it (`join.ranks`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.align.lost_calls import LostCalls
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct_together, group_by
+from ncclscope_service.columns.group_by import distinct_together, distinct_values, group_by
 from ncclscope_service.nccl.launch_rules import SENDS_AND_RECVS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -52,23 +52,29 @@ class PairLosses:
         table = self._store.operations
         ids = np.arange(max(self._next, table.first), table.next_id)
         self._next = table.next_id
-        rows = table.take(ids, "process", "template", "member", "line")
-        lines = np.empty(len(ids), _LINE)
-        lines["id"], lines["member"], lines["text"] = ids, rows["member"], rows["template"]
-        templates = self._store.templates_of(rows, "op", "root")
-        lines["op"], lines["peer"] = templates["op"], templates["root"]
-        is_pair = np.isin(lines["op"], list(SENDS_AND_RECVS))
-        self._with_pairs.update(np.unique(rows["process"][is_pair]).tolist())
-        chosen = np.flatnonzero((rows["line"] != NO_NUMBER) & np.isin(rows["process"], list(self._with_pairs)))
-        for process, mine in group_by(rows["process"][chosen]):
+        rows = table.take(ids, "process", "pair_seq")
+        self._with_pairs.update(distinct_values(rows["process"][rows["pair_seq"] != NO_NUMBER]))
+        ids = ids[np.isin(rows["process"], list(self._with_pairs))]
+        for process, lines in self._lines(ids) if len(ids) else ():
             own = self._processes[process]
-            own.waiting = row_ops.concat([own.waiting, row_ops.take(lines, chosen[mine])])
+            own.waiting = row_ops.concat([own.waiting, lines])
         for process, own in self._processes.items():
             if len(own.waiting):
                 filled = own.calls.fill(own.waiting, final=has_ended(process))
                 own.waiting = own.waiting[filled.amount :]
                 if filled.is_lost.any():
                     self._count(filled.rows[filled.is_lost], filled.rows["id"][filled.following])
+
+    def _lines(self, ids: NDArray[np.int64]) -> Iterator[tuple[int, Columns]]:
+        """Those of these operations that were logged, by process."""
+        rows = self._store.operations.take(ids, "process", "template", "member", "line")
+        templates = self._store.templates_of(rows, "op", "root")
+        lines = np.empty(len(ids), _LINE)
+        lines["id"], lines["member"], lines["text"] = ids, rows["member"], rows["template"]
+        lines["op"], lines["peer"] = templates["op"], templates["root"]
+        logged = np.flatnonzero(rows["line"] != NO_NUMBER)
+        for process, mine in group_by(rows["process"][logged]):
+            yield process, row_ops.take(lines, logged[mine])
 
     def number(self, operations: NDArray[np.int64]) -> NDArray[np.intp]:
         """Gives these Sends and Recvs numbers that count those whose line was lost; gives where in the table they are

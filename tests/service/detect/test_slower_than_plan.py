@@ -211,7 +211,7 @@ def test_a_healthy_job_that_runs_again_is_never_accused_and_a_slower_one_is(tmp_
 def test_a_service_that_starts_again_from_its_state_expects_and_finds_the_same(
     tmp_path: Path, share: float, is_open: bool
 ) -> None:
-    """A restart among the steps that are too long, before and after the finding opens; settings are read anew."""
+    """A restart while steps are too long, before the finding is raised and after it; settings are loaded again."""
 
     def settings() -> PipelineSettings:
         expected = ExpectedStep(low=0.29, typical=0.3, high=0.31, run="before", is_same=True, gpu="A100")
