@@ -270,7 +270,7 @@ def test_the_page_is_worked_by_click(browser: Browser, repository: Path) -> None
         with page.expect_download() as download:
             page.get_by_role("button", name="Snapshot").click()
         assert download.value.suggested_filename == "ncclscope-snapshot.zip"
-        page.get_by_role("link", name="dp-3", exact=True).click()
+        page.locator("#communicators").get_by_role("link", name="dp-3", exact=True).click()
         expect(page).to_have_url(re.compile(f"#/job/{JOB}/communicator/dp-3$"))
         expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
         page.locator("#communicator-ranks a.name").nth(1).click()
@@ -289,9 +289,10 @@ def test_the_page_is_worked_by_keyboard(browser: Browser, repository: Path) -> N
         page.keyboard.press("f")
         expect(page.locator("#fleet-jobs tbody tr")).to_have_count(1)
         page.keyboard.press("j")
-        page.get_by_role("link", name="tp-32", exact=True).focus()
+        communicators = page.locator("#communicators")
+        communicators.get_by_role("link", name="tp-32", exact=True).focus()
         page.keyboard.press("ArrowDown")
-        expect(page.get_by_role("link", name="dp-35", exact=True)).to_be_focused()
+        expect(communicators.get_by_role("link", name="dp-35", exact=True)).to_be_focused()
         page.keyboard.press("Enter")
         expect(page.locator("#communicator-name")).to_have_text("dp-35")
         page.keyboard.press("]")
