@@ -100,6 +100,8 @@ _YOUNG_SIGMA_NS: Final = 1_000_000.0
 _MATURE_SAMPLES: Final = 300
 """... and until it rests on so many, where times are used to reject what was joined by number."""
 _SIGMAS: Final = 4.0
+_SURE_SIGMA_NS: Final = 20_000.0
+"""Clocks that are less sure than this are waited for before Sends and Recvs are measured."""
 
 
 def _with_doubt(clock: HostClock) -> HostClock:
@@ -225,10 +227,11 @@ class Clocks:
                 are_trusted=check.is_trusted,
             )
 
-    def are_told(self) -> NDArray[np.bool_]:
-        """By host number, whether operations tell the clock, as it was estimated last."""
+    def are_told(self, most_sigma_ns: float = np.inf) -> NDArray[np.bool_]:
+        """By host number, whether operations tell the clock so surely, as it was estimated last."""
         told = np.zeros(max(1, len(self._hosts.names)), np.bool_)
-        told[[host for clocks in self._told.values() for host in clocks]] = True
+        for clocks in self._told.values():
+            told[[host for host, clock in clocks.items() if clock.sigma_ns <= most_sigma_ns]] = True
         return told
 
     def is_current(self) -> bool:
@@ -374,7 +377,7 @@ class Unclocked:
         self._collectives += [(now_ns, each) for each in collectives]
         if len(sends):
             self._pairs = row_ops.concat([self._pairs, self._paired(sends, receives, now_ns)])
-        given = self._take(now_ns, is_over=final or (is_whole and self.clocks.is_current()))
+        given = self._take(now_ns, is_whole=is_whole and self.clocks.is_current(), final=final)
         self._correct(given)
         return given
 
@@ -391,8 +394,8 @@ class Unclocked:
             pairs[name] = hosts[self.table.take(rows, "process")["process"]]
         return pairs
 
-    def _take(self, now_ns: int, *, is_over: bool) -> Clocked:
-        is_told, first = self.clocks.are_told(), self.table.first
+    def _take(self, now_ns: int, *, is_whole: bool, final: bool) -> Clocked:
+        is_told, first, is_over = self.clocks.are_told(), self.table.first, is_whole or final
         given: list[KernelMatrix] = []
         left: list[tuple[int, KernelMatrix]] = []
         for since_ns, each in self._collectives:
@@ -402,9 +405,13 @@ class Unclocked:
                 given.append(_known(each.take(np.flatnonzero(is_given)), first))
             if not is_given.all():
                 left.append((since_ns, each.take(np.flatnonzero(~is_given))))
+        # Messages alone tell a clock no better than to what one takes, which is what is to be measured.
+        is_awaited = ~self.clocks.are_told(_SURE_SIGMA_NS)
+        if is_whole:  # a young clock may become surer by what comes next
+            is_awaited &= is_told & ~self.clocks.are_told(_YOUNG_SIGMA_NS - 1)
         pairs = self._pairs
-        is_given = is_told[pairs["sender"]] & is_told[pairs["receiver"]]
-        is_given |= is_over | (now_ns - pairs["since_ns"] >= CLOCKS_WITHIN_NS)
+        is_given = ~(is_awaited[pairs["sender"]] | is_awaited[pairs["receiver"]])
+        is_given |= final | (now_ns - pairs["since_ns"] >= CLOCKS_WITHIN_NS)
         self._collectives, self._pairs = left, row_ops.filter_rows(pairs, ~is_given)
         pairs = row_ops.filter_rows(pairs, is_given & (pairs["send"] >= first) & (pairs["receive"] >= first))
         return Clocked([each for each in given if len(each.present)], pairs["send"], pairs["receive"])

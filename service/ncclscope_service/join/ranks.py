@@ -227,6 +227,8 @@ class CollectiveJoin:
         """Jobs that were asked for losses in this call of `take_ready`."""
         self.has_more = False
         """Whether the last call of `take_ready` left some."""
+        self.is_healing = False
+        """Whether it left some whose numbers slipped, to see what follows them."""
         self._next = 0
         """Place of the communicator that comes first the next time."""
         self.late = 0
@@ -282,7 +284,7 @@ class CollectiveJoin:
         `most` operations; `has_more` tells whether some are left, which come first the next time.
         """
         ready: defaultdict[int, list[tuple[int, NDArray[np.int64], Ids]]] = defaultdict(list)
-        self.has_more = False
+        self.has_more = self.is_healing = False
         self._examined.clear()
         begin, self._next = self._next, 0
         for place, communicator in _from(begin, list(self._buffers)):
@@ -301,6 +303,7 @@ class CollectiveJoin:
             most = None if most is None else most - rows * buffer.size
             base = buffer.base
             operations, has_kernel = self._take_rows(communicator, buffer, rows, now_ns, final)
+            self.is_healing |= len(operations) < rows
             operations[(operations == _UNREPORTED) | ~has_kernel] = NO_NUMBER
             seen = (operations != NO_NUMBER).any(axis=1)
             if seen.any():

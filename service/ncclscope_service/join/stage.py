@@ -217,6 +217,11 @@ class JoinStage:
         """Whether complete collectives were left for the next call."""
         return self._collectives.has_more
 
+    @property
+    def is_healing(self) -> bool:
+        """Whether collectives wait for what follows them to tell their numbers."""
+        return self._collectives.is_healing or self.lost_lines.has_waiting
+
     def report_operations(
         self, operations: Ids, rows: Columns, matched: NDArray[np.bool_], now_ns: int
     ) -> NDArray[np.bool_]:

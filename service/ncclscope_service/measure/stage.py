@@ -290,7 +290,7 @@ class MeasurementStage:
         self.clocks.learn_messages(sends, receives)
         self.clocks.estimate(now_ns, final=final)
         self.clocks.correct(self._all_operations() if final else decided)
-        is_whole = is_aligned and not self.joins.has_more
+        is_whole = is_aligned and not self.joins.has_more and not self.joins.is_healing
         clocked = self._unclocked.admit(kernels, sends, receives, now_ns, is_whole=is_whole, final=final)
         mixed = self.joins.mixed
         added, joined_ids = self._measuring.measure_joined(clocked, self.joins.exchanges, self.clocks, mixed)

@@ -145,6 +145,11 @@ class LostLines:
         self._remember(rows)
         return np.concatenate([others, new["id"], *lost])
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether operations that were aligned wait for lines before them to be numbered."""
+        return len(self._held) > 0
+
     def are_decided(self, members: Iterable[int]) -> bool:
         """Whether no operation of these members waits to be aligned or numbered."""
         own = np.fromiter(members, np.int32)

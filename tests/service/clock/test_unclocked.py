@@ -37,14 +37,15 @@ class _Clocks(Clocks):
     """Of which the test says what is told."""
 
     told = _NOBODY
+    sigma_ns_of = np.array([0.0, 0.0, 0.0])
     current = False
 
     def __init__(self, store: Store) -> None:
         self.store, self.hosts = store, Hosts(store)
         super().__init__(store, self.hosts)
 
-    def are_told(self) -> NDArray[np.bool_]:
-        return self.told
+    def are_told(self, most_sigma_ns: float = np.inf) -> NDArray[np.bool_]:
+        return self.told & (self.sigma_ns_of <= most_sigma_ns)
 
     def is_current(self) -> bool:
         return self.current
@@ -109,6 +110,30 @@ def test_it_waits_for_an_estimate_from_all_that_came_and_never_for_long(
     clocks.current = current
     all_of_it = [[[0, 1]]], [(3, 4)]
     assert _admitted(unclocked, now_ns, is_whole=is_whole, final=final) == (all_of_it if is_given else ([], []))
+
+
+@pytest.mark.parametrize(
+    ("sigma_ns", "now_ns", "is_whole", "final", "is_given"),
+    [
+        (20_000.0, 0, False, False, True),
+        (100_000.0, 9 * _SECOND, False, False, False),
+        (100_000.0, 9 * _SECOND, True, False, True),
+        (1_000_000.0, 9 * _SECOND, True, False, False),
+        (1_000_000.0, 10 * _SECOND, True, False, True),
+        (1_000_000.0, 0, False, True, True),
+    ],
+)
+def test_messages_wait_for_clocks_that_are_sure_and_collectives_do_not(
+    clocks: _Clocks, unclocked: Unclocked, sigma_ns: float, now_ns: int, *, is_whole: bool, final: bool, is_given: bool
+) -> None:
+    """A clock told by messages alone is as unsure as these take long, and one of a few operations says nothing yet."""
+    clocks.told, clocks.current = ~_NOBODY, True
+    clocks.sigma_ns_of = np.array([0.0, sigma_ns, 0.0])
+    first = _admitted(unclocked, 0, _collectives([0, 1], [0, 1]), pairs=[(3, 4), (9, 8)], final=final)
+    at_once = [(3, 4), (9, 8)] if final or sigma_ns <= 20_000 else [(9, 8)]
+    assert first == ([[[0, 1]]], at_once)
+    later = _admitted(unclocked, now_ns, is_whole=is_whole, final=final)
+    assert later == ([], [(3, 4)] if is_given and (3, 4) not in at_once else [])
 
 
 def test_times_are_of_the_estimate_by_which_they_are_measured(clocks: _Clocks, unclocked: Unclocked) -> None:
