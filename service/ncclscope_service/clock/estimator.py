@@ -32,8 +32,10 @@ from ncclscope_service.store.records import HostClock
 from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS
 from ncclscope_wire.terms import NO_TIME_NS
 
-Vote = tuple[int, tuple[int, ...]]
-"""(the host's time just before the first operation after, the hosts of the group that saw it)."""
+Step = tuple[int, int]
+"""(the host's time just before the first operation after its clock was set, by how much it was set, in ns)."""
+Vote = tuple[Step, tuple[int, ...]]
+"""(a step, the hosts of the group that saw it)."""
 
 _STEP_NS: Final = 1_000_000.0
 _PERSISTS: Final = 3
@@ -44,16 +46,16 @@ _NEAR: Final = 64
 """Operations on either side by which it is decided."""
 _ALIGNED_NS: Final = 20_000.0
 _OF_LEVEL: Final = 0.9
-_MATURE: Final = 30
+_MATURE: Final = 8
 """Operations before a step of a clock without which it is the first correction of its estimate, and no step."""
 
 
-def find_steps(groups: Sequence[HostEnds], reference: int) -> dict[int, int]:
-    """The hosts whose clock was set, with the newest time of it, by vote of the groups that they are in."""
+def find_steps(groups: Sequence[HostEnds], reference: int) -> dict[int, Step]:
+    """The hosts whose clock was set, with the newest step of it, by vote of the groups that they are in."""
     votes: dict[int, list[Vote]] = {}
     for group in groups:
-        for host, when in _steps_of(group, reference):
-            votes.setdefault(host, []).append((when, group.hosts))
+        for host, step in _steps_of(group, reference):
+            votes.setdefault(host, []).append((step, group.hosts))
     return {host: max(when for when, _ in votes[host]) for host in _guilty(votes, groups, reference)}
 
 
@@ -64,8 +66,8 @@ def _guilty(votes: Mapping[int, list[Vote]], groups: Sequence[HostEnds], referen
     return [host for host in votes if share[host] > 0.5 or (host != reference and share[host] == max(share.values()))]
 
 
-def _steps_of(group: HostEnds, reference: int) -> list[tuple[int, int]]:
-    """(host, its time just before the first operation after) for each clock of the group that was set.
+def _steps_of(group: HostEnds, reference: int) -> list[tuple[int, Step]]:
+    """(host, step) for each clock of the group that was set.
 
     Differences are taken against the median host of the group, or the reference where there are two, so that the
     host that moved is the one that stands out.
@@ -82,7 +84,7 @@ def _steps_of(group: HostEnds, reference: int) -> list[tuple[int, int]]:
     else:
         detrended = detrended - np.median(detrended, axis=1, keepdims=True)
     jumps = _jumps(detrended)
-    return [(group.hosts[column], int(end[at, column])) for column, at in jumps]
+    return [(group.hosts[column], (int(end[at, column]), round(by_ns))) for column, at, by_ns in jumps]
 
 
 def _trend(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -100,20 +102,20 @@ def _trend(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float64]:
     return result
 
 
-def _jumps(values: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """(column, row) where the level of a column changes for good by more than 1 ms and by far more than its noise."""
+def _jumps(values: NDArray[np.float64]) -> list[tuple[int, int, float]]:
+    """(column, row, by how much) where a level changes for good by more than 1 ms and by far more than its noise."""
     windows = np.median(np.lib.stride_tricks.sliding_window_view(values, _PERSISTS, axis=0), axis=-1)
     change = np.abs(windows[_PERSISTS:] - windows[:-_PERSISTS])
     if not len(change):
         return []
     least = _STEP_NS + 10 * 1.4826 * np.median(np.abs(np.diff(values, axis=0)), axis=0)
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int, float]] = []
     for column in np.flatnonzero(change.max(axis=0) > least).tolist():
         largest = np.argsort(-change[:, column], kind="stable")[:_PLACES]
         places = (int(at) + _PERSISTS for at in largest if change[at, column] > least[column])
         at = next((at for at in places if _is_set(values[:, column], at, float(least[column]))), None)
         if at is not None:
-            found.append((column, at))
+            found.append((column, at, _change_at(values[:, column], at)))
     return found
 
 
@@ -124,12 +126,17 @@ def _is_set(values: NDArray[np.float64], at: int, least_ns: float) -> bool:
     are off by the time from one to the next, which differs from one to the next.
     """
     before, after = values[:at], values[at:]
-    step = float(np.median(after)) - float(np.median(before))
+    step = _change_at(values, at)
     before, after = before[-_NEAR:], after[:_NEAR]
     off = np.abs(before - np.median(before))
     tolerance = _ALIGNED_NS + 8 * 1.4826 * float(np.median(off))
     holds = (np.abs(after - np.median(after)) <= tolerance).mean()
     return abs(step) > max(least_ns, 2 * tolerance) and min(holds, (off <= tolerance).mean()) >= _OF_LEVEL
+
+
+def _change_at(values: NDArray[np.float64], at: int) -> float:
+    """By how much the level changes at a row."""
+    return float(np.median(values[at:])) - float(np.median(values[:at]))
 
 
 _GROUPS: Final = 4096
@@ -153,6 +160,8 @@ class ClockEstimator:
     _ways: dict[tuple[int, int], HostMessages] = field(default_factory=dict[tuple[int, int], HostMessages])
     """By (sending host, receiving host)."""
     _steps: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    _sizes_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """By host and step: by how much it was set."""
     _rates: dict[int, float] = field(default_factory=dict[int, float])
     """Of the last estimate, those that are sure."""
     _kept: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict[int, tuple[int, dict[int, float]]])
@@ -241,10 +250,11 @@ class ClockEstimator:
         is_reference: bool,
     ) -> HostClock:
         steps = tuple(self._steps.get(host, ()))
+        sizes_ns = tuple(self._sizes_ns.get((host, when), 0) for when in steps)
         if is_reference:
             return HostClock(
                 offset_ns=0.0, drift_ppm=0.0, at_ns=origin, sigma_ns=SAME_HOST_SIGMA_NS,
-                interval_lo_ns=0.0, interval_hi_ns=0.0, samples=samples, steps=steps,
+                interval_lo_ns=0.0, interval_hi_ns=0.0, samples=samples, steps=steps, step_sizes_ns=sizes_ns,
             )  # fmt: skip
         offset, rate = float(solution.offset[position]), float(solution.rate[position])
         lo, hi = float(interval.lo_ns[position]), float(interval.hi_ns[position])
@@ -262,6 +272,7 @@ class ClockEstimator:
             interval_hi_ns=offset + hi if np.isfinite(hi) else None,
             samples=samples,
             steps=steps,
+            step_sizes_ns=sizes_ns,
         )
 
     def _make_room(self) -> None:
@@ -291,11 +302,13 @@ class ClockEstimator:
         return counted
 
     def _forget_before_steps(self, reference: int) -> None:
-        for host, when in find_steps(list(self._groups.values()), reference).items():
+        for host, (when, by_ns) in find_steps(list(self._groups.values()), reference).items():
             self.changes += 1
             known = self._steps.setdefault(host, [])
-            if self._seen_before(host, when) >= _MATURE and (not known or abs(known[-1] - when) > _SAME_STEP_NS):
+            # Operations from before the last one, which come late, show the same step again.
+            if self._seen_before(host, when) >= _MATURE and (not known or when > known[-1] + _SAME_STEP_NS):
                 known.append(when)
+                self._sizes_ns[host, when] = by_ns
                 self._kept[host] = when, self._rates
             for group in self._groups.values():
                 if host in group.hosts:

@@ -2,7 +2,7 @@
 
 Lines without stamps get their kernels by order: there a contradiction is most likely a capture that was placed at
 another step on one rank than on another, and is said of ncclscope (`blind`), not of a clock. What changes amid a
-capture is no placement of it.
+capture, or by a small part of a step, is no placement of it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ class ClockFault:
         """Reports steps of the clocks of this job's hosts, each once and closed: the estimate recovers by itself.
 
         With two hosts it is not known whose clock it was: both are named. Where lines have no stamps, `clocks` should
-        have only those steps of which one capture has what was before and after.
+        have only those steps that no capture placed elsewhere explains.
         """
         for host, clock in clocks.items():
-            new = [at_ns for at_ns in clock.steps if (host, at_ns) not in self._reported]
-            self._reported.update((host, at_ns) for at_ns in new)
-            for at_ns in new:
-                self._report_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)
+            for at_ns, by_ns in zip(clock.steps, clock.step_sizes_ns, strict=True):
+                if (host, at_ns) not in self._reported:
+                    self._reported.add((host, at_ns))
+                    hosts = tuple(sorted(clocks)) if len(clocks) == 2 else (host,)
+                    self._report_step(hosts, at_ns, by_ns, clock, context)
 
-    def _report_step(self, hosts: tuple[str, ...], host_time_ns: int, clock: HostClock, context: Context) -> None:
+    def _report_step(
+        self, hosts: tuple[str, ...], host_time_ns: int, by_ns: int, clock: HostClock, context: Context
+    ) -> None:
         since_ns = host_time_ns - round(clock.offset_ns)
         whose = f"the clock of {hosts[0]}" if len(hosts) == 1 else f"the clock of {hosts[0]} or {hosts[1]}"
+        how_far = f"{abs(by_ns) / 1e6:.1f} ms" if by_ns else "more than 1 ms"
         finding = Finding(
             kind=FindingKind.CLOCK_FAULT,
             severity=Severity.INFO,
@@ -52,8 +56,8 @@ class ClockFault:
             hosts=hosts,
             since_ns=since_ns,
             confidence=0.9 if len(hosts) == 1 else 0.5,
-            summary=f"{whose} was stepped by more than 1 ms; times before and after the step are corrected separately",
-            evidence={"host_time_ns": host_time_ns, "steps_of_host": len(clock.steps)},
+            summary=f"{whose} was stepped by {how_far}; times before and after the step are corrected separately",
+            evidence={"host_time_ns": host_time_ns, "stepped_ns": by_ns or None, "steps_of_host": len(clock.steps)},
         )
         self._ledger.update((hosts, host_time_ns), finding)
         self._ledger.close((hosts, host_time_ns), since_ns)

@@ -267,6 +267,8 @@ class Detectors:
         return self._machines.quoted_in(found)
 
 
+_OF_STEP: Final = 0.1
+"""Captures are placed wrongly by whole steps: what is a smaller part of one is none of that."""
 _SILENT_NS: Final = 60_000_000_000
 """A job that has enqueued nothing for so long may be over: its end is judged, provisionally."""
 _MOST_AT_ONCE: Final = 16_384
@@ -626,21 +628,29 @@ class Detection:
         told = self._store.clocks.get(context.job)
         own_clocks = {} if told is None else dict(sorted(told.hosts.items()))
         if context.has_lines_without_stamps:
-            own_clocks = {host: self._told_by_captures(host, clock) for host, clock in own_clocks.items()}
+            least_ns = round(_OF_STEP * context.step_ns) if context.step_ns is not None else 0
+            own_clocks = {host: self._told_by_captures(host, clock, least_ns) for host, clock in own_clocks.items()}
         detectors.ingest_clock_steps(own_clocks, context)
         known = zip(self._store.processes, self._store.process_job, strict=True)
         hosts = sorted({process.host for process, name in known if name == context.job})
         detectors.ingest_visibility(self._hosts.visibility(hosts), context, now_ns)
 
-    def _told_by_captures(self, host: str, clock: HostClock) -> HostClock:
-        """A clock with those of its steps of which one capture has the second before and the one after."""
+    def _told_by_captures(self, host: str, clock: HostClock, least_ns: int) -> HostClock:
+        """A clock with those of its steps that no capture explains that was placed elsewhere: of less than `least_ns`,
+        or of which one capture has the second before and the one after.
+        """
         spans = [
             (seen.start_ns + SECOND_NS, seen.end_ns - SECOND_NS)
             for _, seen in (self._store.captures if clock.steps else ())
             if seen.host == host
         ]
-        amid = tuple(at_ns for at_ns in clock.steps if any(begin < at_ns < end for begin, end in spans))
-        return replace(clock, steps=amid)
+        chosen = [
+            (at_ns, by_ns)
+            for at_ns, by_ns in zip(clock.steps, clock.step_sizes_ns, strict=True)
+            if 0 < abs(by_ns) < least_ns or any(begin < at_ns < end for begin, end in spans)
+        ]
+        steps, sizes_ns = tuple(at_ns for at_ns, _ in chosen), tuple(by_ns for _, by_ns in chosen)
+        return replace(clock, steps=steps, step_sizes_ns=sizes_ns)
 
     def _compare_plan(self, detectors: Detectors, context: Context, now_ns: int) -> None:
         """Holds a job against its description, now and then."""

@@ -104,6 +104,8 @@ class HostClock:
     samples: int
     steps: tuple[int, ...] = ()
     """Host times at which a step of the clock was found."""
+    step_sizes_ns: tuple[int, ...] = ()
+    """By how much each of them set it; 0 if that is not known."""
     told_by: str = "collectives"
     """`collectives` (if operations tie it to the reference) or `prior` (what agents and kernels say of clocks)."""
 

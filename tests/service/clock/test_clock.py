@@ -113,12 +113,13 @@ def test_a_clock_that_is_set_is_found_and_healed_within_ten_seconds(hosts: int) 
     assert [host for host, clock in found.items() if clock.steps] == [1]
     (step,) = found[1].steps
     assert abs(step - int(clocks.read(1, np.array([30_000_000_000]))[0])) < 1_000_000_000
+    assert abs(found[1].step_sizes_ns[0] - cluster.step_ns) < 200_000
     assert np.abs(errors(clocks, found, 31, 40)).max() < 20_000
     assert estimator.check.violations == 0
 
 
 def test_a_step_in_the_first_operations_of_a_host_corrects_its_estimate_and_is_not_told() -> None:
-    cluster = Cluster(hosts=4, gpus=1, step_at_ns=2_000_000_000)
+    cluster = Cluster(hosts=4, gpus=1, step_at_ns=400_000_000)
     clocks, _, found = estimated(cluster, 7, 10.0)
     assert all(clock.steps == () for clock in found.values())
     assert np.abs(errors(clocks, found, 3, 10)).max() < 50_000

@@ -48,7 +48,7 @@ def test_a_clock_that_contradicts_itself_is_named_and_heals() -> None:
 def clock(*steps: int) -> HostClock:
     return HostClock(
         offset_ns=5_000_000.0, drift_ppm=0.0, at_ns=0, sigma_ns=100.0, interval_lo_ns=None, interval_hi_ns=None,
-        samples=100, steps=steps,
+        samples=100, steps=steps, step_sizes_ns=tuple(-3_000_000 for _ in steps),
     )  # fmt: skip
 
 
@@ -59,6 +59,8 @@ def test_a_clock_that_was_set_is_told_once_and_closed() -> None:
     (finding,) = detector.findings()
     assert (finding.kind, finding.hosts) == (FindingKind.CLOCK_FAULT, ("node1",))
     assert finding.since_ns == finding.until_ns == 7 * SECOND - 5_000_000
+    assert finding.summary.startswith("the clock of node1 was stepped by 3.0 ms;")
+    assert finding.evidence["stepped_ns"] == -3_000_000
     detector.report_steps({"node0": clock(), "node1": clock(7 * SECOND, 90 * SECOND), "node2": clock()}, CONTEXT)
     assert len(detector.findings()) == 2
 

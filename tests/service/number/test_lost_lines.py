@@ -118,6 +118,18 @@ def test_of_an_unstamped_log_a_clock_that_was_set_amid_a_capture_is_told(tmp_pat
     assert named == [("node00", "node01")], "of two hosts nothing tells whose clock it was"
 
 
+@pytest.mark.parametrize(("ms", "is_told"), [(5.0, True), (200.0, False)])
+def test_of_an_unstamped_log_a_clock_that_was_set_between_captures_is_told_if_no_other_step_explains_it(
+    tmp_path: Path, ms: float, is_told: bool
+) -> None:
+    clock_step = Fault(kind="clock_step", node=1, ms=ms, first=14)
+    settings: dict[str, Any] = {"capture": "duty:0.4", "iterations": 32, "faults": (clock_step,)}
+    found, _ = _followed(tmp_path, 0.01, "tensors", stamps=False, **settings)
+    own = [each for each in found.store.findings if each.kind is FindingKind.CLOCK_FAULT]
+    assert [each.hosts for each in own] == ([("node00", "node01")] if is_told else [])
+    assert all(abs(abs(each.evidence["stepped_ns"]) - ms * 1e6) < 0.5e6 for each in own)
+
+
 def test_of_a_capture_amid_an_unstamped_job_no_line_before_its_first_is_made_up(tmp_path: Path) -> None:
     config = SimulationConfig(
         gpus=4, tp=4, dp=1, layers=2, step_seconds=0.25, iterations=16, timestamps=False, chunk_seconds=1.0
