@@ -419,11 +419,11 @@ class Hang:
             else:  # all stopped at once, in several groups: none of them is to blame
                 made = unclear_finding(inside, stuck, now_ns - since, since, context, why=_STOPPED)
             self._renew(made, inside, now_ns)
-        elif culprits and not self._enqueued and not self._went_on(culprits, context):
+        elif culprits and not self._went_on(culprits, context) and self._may_be_named(culprits, stuck):
             uneven = [one for one in stuck if one.missing]
             self._name(culprits, blame.waiting, uneven, now_ns, context)
         else:
-            # A lost last line looks like a missing rank: then `hang_at_end` names it, or nobody.
+            # Lost last lines look like missing ranks: `hang_at_end` names one, or nobody.
             doubtful = stuck if missing else [one for one in stuck if one.is_doubted]
             why = _CIRCLE if is_circle and not with_losses and not self._enqueued else _LOST
             unclear, shown = self._unclear(doubtful, now_ns, context, why)
@@ -443,6 +443,13 @@ class Hang:
                 return one, mismatch
         return None
 
+    def _may_be_named(self, culprits: Set[int], stuck: Sequence[StuckChannel]) -> bool:
+        """Whether these are missing although lines were lost: all others stand where they wait for the one there is."""
+        uneven = [one for one in stuck if one.missing]
+        return not self._enqueued or (
+            len(culprits) == 1 and all(set(one.group.global_ranks) == {*one.missing, *one.waiting} for one in uneven)
+        )
+
     def _went_on(self, culprits: Set[int], context: Context) -> bool:
         """Whether others went on for steps without one of these: its log is lost. So they are if all are missing."""
         last_ns = min(self._active_ns[rank] for rank in culprits)
@@ -456,6 +463,8 @@ class Hang:
         first = self._first(guilty)
         since = self._since(min(one.since_ns for one in guilty))
         made = missing_finding(tuple(sorted(culprits)), waiting, first, uneven, now_ns - since, since, context)
+        if self._enqueued:  # the last line of a rank may be lost, too
+            made = replace(made, confidence=min(made.confidence, measured_confidence.HANG_AMONG_LOSSES))
         self._renew(made, first, now_ns)
 
     def _renew(self, finding: Finding | None, first: StuckChannel | None, now_ns: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 from service.detect.simulated_job import Job, Simulation
 
 from ncclscope_service.detect.context import Context, Group
@@ -301,8 +302,9 @@ def test_counts_prove_nothing_where_lines_were_lost() -> None:
     assert "log lines were lost" in finding.summary
 
 
-def test_while_lines_are_lost_silence_names_nobody() -> None:
-    """Lines of all but the rank that stops were lost; of it, too, the last one may be."""
+@pytest.mark.parametrize("others_stand_evenly", [True, False])
+def test_while_lines_are_lost_silence_names_the_rank_for_which_all_others_wait(*, others_stand_evenly: bool) -> None:
+    """Of that rank, too, the last line may be lost; if others are behind as well, nobody is named."""
     context = replace(CONTEXT, knows_steps=True)
     detector, counters = Hang(), Counters({5: 60.0})
     true: Columns = counters.at(0.0)
@@ -316,9 +318,15 @@ def test_while_lines_are_lost_silence_names_nobody() -> None:
         for index in GROUPS
         if (true["communicator"] == index).any()
     }
+    if not others_stand_evenly:
+        for index, counts in enqueued.items():
+            for rank, name in enumerate(GROUPS[index].global_ranks):
+                counts[rank] -= 3 * (name == 0)
     (finding,) = detector.findings(90 * SECOND, enqueued=enqueued)
-    assert (finding.ranks, finding.evidence["state"]) == ((), "unclear")
-    assert detector.is_unclear
+    named = ((5,), "not_enqueued") if others_stand_evenly else ((), "unclear")
+    assert (finding.ranks, finding.evidence["state"]) == named
+    assert finding.confidence < 0.9
+    assert detector.is_unclear is not others_stand_evenly
 
 
 def test_a_rank_that_stays_behind_while_others_go_on_shows_that_lines_are_lost() -> None:
