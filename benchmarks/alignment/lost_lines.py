@@ -401,10 +401,8 @@ def true_operations(folder: Path) -> list[Row]:
 
 def _line(case: Case, healthy: Tally, faulty: Followed, hung: Followed) -> str:
     false = ", ".join(f"{amount} {kind}" for kind, amount in sorted(healthy.findings.items())) or "none"
-    ranks = {
-        kind: [each.ranks for each in job.findings.values() if each.kind is kind]
-        for kind, job in ((FindingKind.MISMATCH, faulty), (FindingKind.HANG, hung))
-    }
+    differs = any(_CULPRIT in each.ranks for each in faulty.findings.values() if each.kind is FindingKind.MISMATCH)
+    mismatch = "as hang" if not differs and _is_named_as_hanging(faulty) else _found(differs)
     set_hosts = {
         host
         for each in faulty.findings.values()
@@ -416,9 +414,12 @@ def _line(case: Case, healthy: Tally, faulty: Followed, hung: Followed) -> str:
         f"| {case.shape} | {case.nccl} | {'yes' if case.stamps else 'no'} | {case.capture} | {case.loss}"
         f" | {_share(healthy.measured, healthy.possible)} | {_share(healthy.wrong, healthy.judged)}"
         f" | {_share(healthy.mispaired, healthy.paired)} | {_share(healthy.numbered, healthy.lines)} | {false}"
-        f" | {_found(any(_CULPRIT in each for each in ranks[FindingKind.MISMATCH]))}"
-        f" | {_found(any(each == (_CULPRIT,) for each in ranks[FindingKind.HANG]))} | {is_set} |"
+        f" | {mismatch} | {_found(_is_named_as_hanging(hung))} | {is_set} |"
     )
+
+
+def _is_named_as_hanging(job: Followed) -> bool:
+    return any(each.ranks == (_CULPRIT,) for each in job.findings.values() if each.kind is FindingKind.HANG)
 
 
 def _found(is_found: bool) -> str:

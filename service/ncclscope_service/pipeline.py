@@ -172,7 +172,9 @@ class Pipeline:
             self._grouping.process_iterations(decided, now_ns)
         with self._isolated("number", decided):
             has_ended = _all_have_ended if final else self._intake.communicators.has_ended
-            decided = self._measurement.joins.lost_lines.recover(decided, has_ended, self._alignment.knows_beginning)
+            decided = self._measurement.joins.lost_lines.recover(
+                decided, has_ended, self._alignment.knows_beginning, now_ns=now_ns
+            )
         with self._isolated("report", decided):
             self._detection.count_decided(decided)
             found = self._grouping.process_unidentified(decided, now_ns, self.settings, patience_ns, final=final)
@@ -341,6 +343,7 @@ class Pipeline:
             return
         self._intake.evict_processes(gone.processes)
         self._alignment.evict_processes(gone.processes)
+        self._measurement.joins.evict_processes(gone.processes)
         self._measurement.joins.evict_communicators(gone.communicators)
         self._measurement.clocks.evict(gone.jobs)
         self._grouping.evict(gone)

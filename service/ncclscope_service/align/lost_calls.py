@@ -42,7 +42,7 @@ _SHORTEST: Final = 3
 _MOSTLY: Final = 0.5
 _EVEN: Final = 0.25
 """Steps are shorter by less than this part of them where lines were lost; longer ones lost their begin or end."""
-_AHEAD: Final = 24
+_AHEAD: Final = 48
 """Calls by which the place of one that is not the next is found."""
 _TRIED: Final = 8
 _FIRST_TRIED: Final = 64
@@ -56,6 +56,11 @@ _MOST_STRANGE: Final = 0.05
 """Share of the first calls that may be none of a program: of more, it is a part of the step."""
 _STRANGE: Final = 3
 """Cost of a call that is none of the program, in calls that were lost."""
+_MANY: Final = 12.0
+_EACH_OF_MANY: Final = 0.01
+"""Cost of many calls that were lost, and of each of them: they are lost one by one, or by the hundred."""
+_OUT_OF_PLACE: Final = 8
+"""Cost of the first call that the program has elsewhere and that is none of it here."""
 _REMEMBERED: Final = 256
 _MISFITS: Final = 0.5
 """Of so many calls the share that is none of the program, at which it is given up."""
@@ -132,6 +137,8 @@ class _Walk:
     """Calls that are none of the program, since it was judged."""
     seen: int = 0
     """Calls since it was judged."""
+    is_strange: bool = False
+    """Whether the last call is none of the program: then the next one easily is, too."""
 
     def find_lost(
         self, symbols: NDArray[np.int64], *, judged_after: int, final: bool
@@ -148,6 +155,7 @@ class _Walk:
             if self.place is not None:
                 agreeing = self.program.agreeing(symbols[nth : nth + judged_after - self.seen], self.place)
                 self.place = self.program.behind(self.place, agreeing)
+                self.is_strange &= not agreeing
             if not agreeing:
                 # Microbatches look alike: which of them a log begins with, a whole step tells.
                 ahead = _AHEAD if self.place is not None else max(_AHEAD, len(self.program.symbols))
@@ -167,9 +175,15 @@ class _Walk:
             self.place = min(found, key=lambda each: program.cost(behind, each)) if found else None
             return []
         tried = [
-            (each + program.cost(behind, program.behind(place, each + 1)), each) for each in program.ahead(first, place)
+            (
+                min(each, _MANY + _EACH_OF_MANY * each) + program.cost(behind, program.behind(place, each + 1)),
+                each,
+            )
+            for each in program.ahead(first, place)
         ]
-        if not tried or min(tried)[0] > _STRANGE + program.cost(behind, place):
+        strange = _STRANGE if self.is_strange else _OUT_OF_PLACE
+        self.is_strange = not tried or min(tried)[0] > strange + program.cost(behind, place)
+        if self.is_strange:
             self.strange += 1
             return []
         skipped = min(tried)[1]
@@ -198,6 +212,11 @@ class LostCalls:
     def step(self) -> int:
         """Calls after which the program repeats; 0 if that is not known."""
         return len(self._walk.program.symbols) if self._walk is not None else 0
+
+    def program_rows(self) -> Columns:
+        """The calls of one step, each like any of its place; a program is known."""
+        assert self._walk is not None
+        return row_ops.concat([self._like[symbol] for symbol in self._walk.program.symbols])
 
     def skip(self) -> None:
         """Calls were given up before they were looked at."""

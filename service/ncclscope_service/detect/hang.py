@@ -447,7 +447,9 @@ class Hang:
         """Whether these are missing although lines were lost: all others stand where they wait for the one there is."""
         uneven = [one for one in stuck if one.missing]
         return not self._enqueued or (
-            len(culprits) == 1 and all(set(one.group.global_ranks) == {*one.missing, *one.waiting} for one in uneven)
+            len(culprits) == 1
+            and not any(one.is_doubted for one in stuck)
+            and all(set(one.group.global_ranks) == {*one.missing, *one.waiting} for one in uneven)
         )
 
     def _went_on(self, culprits: Set[int], context: Context) -> bool:

@@ -306,13 +306,25 @@ def numbered_calls(store: Store, found: NewestCollectives) -> NumberedCalls:
     codes = rows["message_bytes"] * _CODES + store.templates_of(rows, "op")["op"]
     calls[is_known] = np.where((rows["match"] == Match.LINE_LOST) | (rows["message_bytes"] < 0), UNTOLD, codes)
     stamps_ns[is_known] = rows["logged_at_ns"]
+    if found.is_by_lines:
+        calls[_may_be_of_other_places(calls)] = UNTOLD
     return NumberedCalls(
         begin=found.begin,
         calls=calls,
         stamps_ns=stamps_ns.max(axis=1, initial=NO_TIME_NS),
         enqueued=found.enqueued,
-        is_told=found.is_by_steps or bool(has_kernel.any(axis=0).all()),
+        is_told=found.are_counted or bool(has_kernel.any(axis=0).all()),
     )
+
+
+def _may_be_of_other_places(calls: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """K: whether ranks called differently (K x R), but nothing that is not called elsewhere: lines may be of there."""
+    is_told = calls >= 0
+    first = calls[np.arange(len(calls)), is_told.argmax(axis=1)]
+    differs = np.any(is_told & (calls != first[:, None]), axis=1)
+    usual = np.unique(calls[~differs][is_told[~differs]])
+    of_other_places: NDArray[np.bool_] = differs & np.all(~is_told | np.isin(calls, usual), axis=1)
+    return of_other_places
 
 
 def _agree(

@@ -33,7 +33,6 @@ from ncclscope_service.number.across_ranks import (
 )
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.number.healing import heal, window
-from ncclscope_service.number.program import Program
 from ncclscope_service.store.rows import BY_LAUNCH, SAME_HOST_SIGMA_NS, NumberState
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -43,9 +42,8 @@ _UNREPORTED: Final = -2
 _FIRST_CAPACITY: Final = 8
 _FEW: Final = 1024
 """Collectives that wait: what a rank enqueues ahead of one that stands still."""
-_REMEMBERED: Final = 64
+SHOWN_AT_END: Final = 64
 """Collectives that were given: where ranks that stand still called different ones is among the last."""
-_MOSTLY: Final = 0.5
 PAIR_SIDE: Final = np.dtype(
     [
         ("communicator", "<i4"),
@@ -89,8 +87,10 @@ class NewestCollectives:
     """K x R; negative where a rank called nothing, or its line was lost."""
     enqueued: NDArray[np.int64]
     """By rank: how many collectives it has called, lost lines included."""
-    is_by_steps: bool
-    """Whether the steps before tell which lines of a step were lost."""
+    are_counted: bool = False
+    """Whether programs count the lost lines of all ranks."""
+    is_by_lines: bool = False
+    """Whether nothing else tells: of the last lines a program may have taken one for that of another place."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,8 @@ class _Buffer:
     """By rank: lines that it lost so far, as far as other ranks show it."""
     offsets: Columns = field(init=False)
     """By rank: across_ranks.OFFSET at the last collective."""
-    program: Program = field(default_factory=Program)
+    recorded: NDArray[np.int64] = field(init=False)
+    """By rank: number behind that of its last kernel that was given."""
     newest: Ids = field(init=False)
     """K x R: the operations of the last collectives that were given, up to `base`; negative where a rank has none."""
     enqueued: NDArray[np.int64] = field(init=False)
@@ -122,6 +123,7 @@ class _Buffer:
         self.operations = np.empty((0, self.size), np.int64)
         self.has_kernel = np.empty((0, self.size), np.bool_)
         self.shift = np.zeros(self.size, np.int64)
+        self.recorded = np.full(self.size, NO_NUMBER, np.int64)
         self.offsets = unknown_offsets(self.size)
 
     def reserve(self, rows: int) -> None:
@@ -163,12 +165,20 @@ class _Buffer:
         operations = np.where(places >= 0, self.operations[places, ranks], NO_NUMBER)
         return operations, (places >= 0) & self.has_kernel[places, ranks]
 
+    def note_kernels(self, has_kernel: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Takes which operations (K x R) up to `base` have a kernel; gives ranks recorded there or not long before."""
+        numbers = self.base - len(has_kernel) + 1 + np.arange(len(has_kernel))
+        behind = np.where(has_kernel, numbers[:, None], NO_NUMBER).max(axis=0, initial=NO_NUMBER)
+        self.recorded = np.maximum(self.recorded, behind)
+        is_recorded: NDArray[np.bool_] = (self.recorded > 0) & (self.base - self.recorded < _FEW + len(has_kernel))
+        return is_recorded
+
     def remember(self, operations: Ids) -> None:
         """Keeps the last of these operations (K x R), which were given: those before `base`."""
         numbers = self.base - len(operations) + np.arange(len(operations))
         behind = np.where(operations >= 0, numbers[:, None] + 1, 0).max(axis=0, initial=0)
         self.enqueued = np.maximum(self.enqueued, behind)
-        self.newest = np.concatenate([self.newest, operations[-_REMEMBERED:]])[-_REMEMBERED:]
+        self.newest = np.concatenate([self.newest, operations[-SHOWN_AT_END:]])[-SHOWN_AT_END:]
 
     def move(self, places: Matrix) -> None:
         """Forgets the operations in these rows, by rank and from the first one on; those behind them move up."""
@@ -184,6 +194,31 @@ class _Buffer:
         """Gives all that waits of each rank numbers that are so much higher."""
         self.shift += rows
         self._rearrange(np.zeros(self.size, np.int64), rows)
+
+    def renumber(self, rank: int, numbers: NDArray[np.int64], until: int) -> None:
+        """Gives the operations of a rank these numbers, and it has no others before `until`; those before `base` are
+        late.
+        """
+        column, has_kernel = self.operations[: self.used, rank].copy(), self.has_kernel[: self.used, rank].copy()
+        at = np.flatnonzero(column >= 0)
+        self.reports[: self.used] -= column != _UNREPORTED
+        self.operations[: self.used, rank], self.has_kernel[: self.used, rank] = _UNREPORTED, False
+        self.shift[rank] = 0
+        in_time = numbers >= self.base
+        at, rows = at[in_time], numbers[in_time] - self.base
+        times = self.reported_at_ns[at]
+        end = max(until - self.base, int(rows.max(initial=NO_NUMBER)) + 1)
+        if end <= 0:
+            return
+        self.reserve(end)
+        self.used = max(self.used, end)
+        self.operations[:end, rank] = NO_NUMBER
+        self.operations[rows, rank], self.has_kernel[rows, rank] = column[at], has_kernel[at]
+        self.reports[:end] += 1
+        unseen = self.reported_at_ns[rows] == NO_TIME_NS
+        self.reported_at_ns[rows[unseen]] = times[unseen]
+        unseen = self.reported_at_ns[:end] == NO_TIME_NS
+        self.reported_at_ns[:end][unseen] = self.reported_at_ns[:end].max(initial=0)
 
     def _rearrange(self, begins: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         """Moves what is in the rows of each rank from these on to those; what is before them is forgotten."""
@@ -221,10 +256,6 @@ class CollectiveJoin:
         self.patience_ns = patience_ns
         """It may be changed at any time."""
         self._buffers: dict[int, _Buffer] = {}
-        self._lossy_jobs: set[str] = set()
-        """Jobs of which lines were lost: steps of their ranks are compared."""
-        self._examined: set[str] = set()
-        """Jobs that were asked for losses in this call of `take_ready`."""
         self.has_more = False
         """Whether the last call of `take_ready` left some."""
         self.is_healing = False
@@ -238,6 +269,22 @@ class CollectiveJoin:
         """No rank of these communicators will call anything: those that wait are late."""
         for communicator in communicators:
             self._buffers.pop(communicator, None)
+
+    def waiting(self, communicator: int, rank: int) -> Ids:
+        """Operations of a rank that wait for others, in order."""
+        buffer = self._buffers.get(communicator)
+        column = np.empty(0, np.int64) if buffer is None else buffer.operations[: buffer.used, rank]
+        waiting: Ids = column[column >= 0]
+        return waiting
+
+    def trust_numbers(self, communicator: int, rank: int, numbers: NDArray[np.int64], until: int) -> None:
+        """Gives what waits of a rank these numbers, which count all lines that were lost; nothing else comes before the
+        number `until`.
+        """
+        buffer = self._buffers.get(communicator)
+        if buffer is not None:
+            self._renumbered.append((self.waiting(communicator, rank), numbers))
+            buffer.renumber(rank, numbers, until)
 
     def report(
         self,
@@ -285,7 +332,6 @@ class CollectiveJoin:
         """
         ready: defaultdict[int, list[tuple[int, NDArray[np.int64], Ids]]] = defaultdict(list)
         self.has_more = self.is_healing = False
-        self._examined.clear()
         begin, self._next = self._next, 0
         for place, communicator in _from(begin, list(self._buffers)):
             buffer = self._buffers[communicator]
@@ -326,7 +372,6 @@ class CollectiveJoin:
             begin=buffer.base - len(buffer.newest),
             operations=buffer.newest,
             enqueued=buffer.enqueued,
-            is_by_steps=buffer.program.is_known,
         )
 
     def drain_renumbered(self) -> tuple[Ids, NDArray[np.int64]]:
@@ -358,7 +403,10 @@ class CollectiveJoin:
                 self.healed[communicator, reason] += amount
             operations, has_kernel = buffer.take(places)
             buffer.move(places)
-            has_kernel[_lacks_some(has_kernel)] = False
+        is_recorded = buffer.note_kernels(has_kernel)
+        if self._calls is not None and (count < rows or self._calls.have_losses(communicator)):
+            # A rank that was recorded and whose kernel is not known may have been the last to arrive.
+            has_kernel[~has_kernel[:, is_recorded].all(axis=1)] = False
         if self._calls is not None:
             # A rank whose kernel is not known may have been the last to arrive.
             has_kernel[self._calls.have_unknown_kernels(np.where(has_kernel, NO_NUMBER, operations)).any(axis=1)] = (
@@ -378,29 +426,7 @@ class CollectiveJoin:
         matrix, hosts = _compared(calls, communicator, buffer, rows, ranks)
         count, offsets = first_violation(matrix, buffer.offsets[ranks], hosts)
         buffer.offsets[ranks] = offsets
-        program, job = buffer.program, calls.job_of(communicator)
-        if count < rows:
-            self._lossy_jobs.add(job)
-        if (matrix["end_ns"] != NO_TIME_NS).mean() > _MOSTLY:
-            return count
-        if job not in self._lossy_jobs and not _differ_in_step(matrix):
-            return count
-        program.learn(_waiting_calls(calls, buffer, 0, buffer.used))
-        if job not in self._lossy_jobs | self._examined and self._has_losses(calls, job):
-            self._lossy_jobs.add(job)
-        self._examined.add(job)
-        if job in self._lossy_jobs:
-            count = _until_step_differs(program, matrix, ranks.tolist(), count)
-        program.note({rank: matrix[:count, nth] for nth, rank in enumerate(ranks.tolist())})
         return count
-
-    def _has_losses(self, calls: Calls, job: str) -> bool:
-        """Whether a rank of this job wrote less of a step than others; else steps may only be numbered otherwise."""
-        return any(
-            buffer.used and buffer.program.learn(_waiting_calls(calls, buffer, 0, buffer.used))
-            for communicator, buffer in self._buffers.items()
-            if calls.job_of(communicator) == job
-        )
 
     def _ready_rows(self, buffer: _Buffer, members_seen: int, now_ns: int, final: bool) -> int:
         if final:
@@ -435,13 +461,6 @@ def _joined(parts: list[tuple[int, NDArray[np.int64], Ids]]) -> JoinedCollective
     )
 
 
-def _lacks_some(has_kernel: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """K: the kernel of a rank that was recorded around it is not known: it may have been the last to arrive."""
-    recorded = has_kernel[:, has_kernel.any(axis=0)]
-    lacks: NDArray[np.bool_] = np.count_nonzero(recorded, axis=1) < recorded.shape[1]
-    return lacks
-
-
 def _compared(
     calls: Calls, communicator: int, buffer: _Buffer, rows: int, ranks: NDArray[np.intp]
 ) -> tuple[Columns, NDArray[np.int32]]:
@@ -470,7 +489,8 @@ def _healed(
     """
     end = buffer.used if final else min(buffer.used, rows + 2 * window(buffer.size))
     is_end = is_forced and end == buffer.used
-    own = _waiting_calls(calls, buffer, agreeing, end if not buffer.program.is_known else buffer.used)
+    lines = _lines(buffer, agreeing, end)
+    own = {rank: calls.of(buffer.operations[at, rank]) for rank, at in lines.items()}
     ranks = np.asarray(list(own), np.int64)
     hosts = calls.hosts(communicator, buffer.size)[ranks]
     healed = heal(
@@ -479,39 +499,21 @@ def _healed(
         hosts,
         is_forced=is_forced,
         is_end=is_end,
-        program=buffer.program,
-        ranks=list(own),
     )
     buffer.offsets[ranks] = healed.offsets
     places = np.full((agreeing + len(healed.places), buffer.size), NO_NUMBER, np.int64)
     places[:agreeing] = np.arange(agreeing)[:, None]
-    places[agreeing:, ranks] = np.where(healed.places >= 0, healed.places + agreeing, NO_NUMBER)
+    for nth, at in enumerate(lines.values()):
+        found = healed.places[:, nth]
+        places[agreeing:, ranks[nth]] = np.where(found >= 0, at[found], NO_NUMBER)
     return places, healed.lost
 
 
-def _waiting_calls(calls: Calls, buffer: _Buffer, begin: int, end: int) -> dict[int, Columns]:
-    """Calls in these rows, by rank and without those of ranks that have none."""
+def _lines(buffer: _Buffer, begin: int, end: int) -> dict[int, Places]:
+    """Rows among these of the calls that have a line or a kernel, by rank and without ranks that have none."""
     part = buffer.operations[begin:end]
-    ranks = np.flatnonzero((part != _UNREPORTED).any(axis=0))
-    lengths = len(part) - (part != _UNREPORTED)[::-1, ranks].argmax(axis=0)
-    return {
-        rank: calls.of(part[:length, rank].copy())
-        for rank, length in zip(ranks.tolist(), lengths.tolist(), strict=True)
-    }
-
-
-def _differ_in_step(matrix: Columns) -> bool:
-    return bool((matrix["step"] != matrix["step"][:, :1]).any())
-
-
-def _until_step_differs(program: Program, matrix: Columns, ranks: Sequence[int], count: int) -> int:
-    """How many of these collectives are of steps that all ranks have whole, by their steps and since `count` agree."""
-    steps = np.stack([program.steps(rank, matrix[:, nth]) for nth, rank in enumerate(ranks)], axis=1)
-    known = steps != NO_NUMBER
-    least = np.where(known, steps, np.iinfo(np.int64).max).min(axis=1)
-    differs = (known & (steps != least[:, None])).any(axis=1)
-    count = min(count, int(differs.argmax()) if differs.any() else len(matrix))
-    return count if count == len(matrix) or not program.is_known else int(np.argmax(least == least[count]))
+    found = {rank: begin + np.flatnonzero(part[:, rank] >= 0) for rank in range(buffer.size)}
+    return {rank: at for rank, at in found.items() if len(at)}
 
 
 def _from(begin: int, communicators: list[int]) -> list[tuple[int, int]]:

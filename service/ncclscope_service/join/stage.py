@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.join.ranks import (
     PAIR_SIDE,
+    SHOWN_AT_END,
     CollectiveJoin,
     JoinedCollectives,
     NewestCollectives,
@@ -21,9 +22,10 @@ from ncclscope_service.join.ranks import (
     PairJoin,
 )
 from ncclscope_service.join.send_recv import SIDE, ExchangeBook
-from ncclscope_service.number.across_ranks import OVERLAP
+from ncclscope_service.number.across_ranks import OVERLAP, STEPS
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.number.lost_lines import LostLines
+from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.rows import NumberState
 from ncclscope_service.store.settings import JOINED_AT_ONCE
 from ncclscope_service.store.tables import Hosts, Store
@@ -200,8 +202,12 @@ class JoinStage:
         self.exchanges = ExchangeBook()
         self.mixed: set[int] = set()
         """Launches that hold collectives as well as sends: nothing defines their bandwidth."""
-        self.lost_lines = LostLines(known)
+        self.lost_lines = LostLines(known, settle_ns=settle_ns)
         """Gives operations that were aligned their number, before they are reported."""
+        self._counted: set[int] = set()
+        """Members whose lost lines are counted by a program."""
+        self._behind: dict[int, int] = {}
+        """By member: the number behind that of its last collective that was reported."""
         self._store = known
         self._hosts = Hosts(known)
         self._calls = Calls(known, self.lost_lines.begun_amid)
@@ -241,10 +247,29 @@ class JoinStage:
         return waiting
 
     def newest(self, communicator: int) -> NewestCollectives | None:
-        """The last collectives of a communicator, as they were numbered in the end; None while some calls wait."""
+        """The last collectives of a communicator, as they were numbered in the end; None while some calls wait, and
+        no programs tell how far its ranks have come.
+        """
         members = self._store.communicators[communicator].members or {}
         # First what costs little: the newest ones may have to be aligned.
-        return self._collectives.newest(communicator) if self.lost_lines.are_decided(members.values()) else None
+        found = self._collectives.newest(communicator) if self.lost_lines.are_decided(members.values()) else None
+        if not members or not self.lost_lines.have_programs(members.values()):
+            return found
+        return self._newest_by_lines(communicator, members) if found is None else replace(found, are_counted=True)
+
+    def _newest_by_lines(self, communicator: int, members: Mapping[int, int]) -> NewestCollectives | None:
+        """The same by lines alone, whether they have a kernel or not."""
+        size = self._store.communicators[communicator].size
+        lines = {rank: self.lost_lines.last_lines(member, SHOWN_AT_END) for rank, member in members.items()}
+        if set(lines) != set(range(size)) or not all(len(ids) for ids, _ in lines.values()):
+            return None
+        enqueued = np.asarray([int(lines[rank][1][-1]) + 1 for rank in range(size)], np.int64)
+        begin = max(0, int(enqueued.max()) - SHOWN_AT_END)
+        operations = np.full((SHOWN_AT_END, size), NO_NUMBER, np.int64)
+        for rank, (ids, numbers) in lines.items():
+            chosen = numbers >= begin
+            operations[numbers[chosen] - begin, rank] = ids[chosen]
+        return NewestCollectives(begin, operations, enqueued, are_counted=True, is_by_lines=True)
 
     def drain_collectives(
         self, members_seen: dict[int, int], now_ns: int, *, final: bool
@@ -294,9 +319,17 @@ class JoinStage:
         states = table.rows.values("number_state", healed)
         table.rows.put("number_state", healed[states != NumberState.LAUNCHED], NumberState.HEALED)
 
+    def evict_processes(self, processes: Iterable[int]) -> None:
+        """Forgets the programs of these processes, which are gone."""
+        self.lost_lines.evict_processes(processes)
+
     def evict_communicators(self, communicators: Iterable[int]) -> None:
         """Forgets what was reported of these communicators."""
-        self._collectives.leave(communicators)
+        gone = set(communicators)
+        self._collectives.leave(gone)
+        for member in [each for each in self._behind if self._store.members[each].communicator in gone]:
+            del self._behind[member]
+            self._counted.discard(member)
 
     def _remember_mixed(self, launches: NDArray[np.int64], collective: NDArray[np.bool_]) -> None:
         found, inverse = distinct(launches)
@@ -316,16 +349,42 @@ class JoinStage:
         if communicator.size < 2 or of.rank is None or not 0 <= of.rank < communicator.size:
             return False
         if len(operations):
+            if member not in self._counted and self.lost_lines.is_counted(member):
+                self._trust_numbers(member, communicator, of.rank, operations)
+            lost = self._lost_between(member, coll_seq)
+            if len(lost):
+                self._store.numbers_healed[communicator.job, STEPS] += len(lost)
             self._collectives.report(
                 communicator.index,
                 communicator.size,
                 of.rank,
-                coll_seq=coll_seq,
-                operations=operations,
-                has_kernel=matched,
+                coll_seq=np.concatenate([coll_seq, lost]),
+                operations=np.concatenate([operations, np.full(len(lost), NO_NUMBER)]),
+                has_kernel=np.concatenate([matched, np.zeros(len(lost), np.bool_)]),
                 now_ns=now_ns,
             )
         return True
+
+    def _trust_numbers(self, member: int, communicator: Communicator, rank: int, operations: Ids) -> None:
+        """Numbers what waits of a rank anew, as these operations are: a program counts the lines that it lost."""
+        logged = operations[self._store.operations.take(operations, "line")["line"] != NO_NUMBER]
+        if not len(logged):
+            return
+        self._counted.add(member)
+        waiting = self._collectives.waiting(communicator.index, rank)
+        first = logged.min(keepdims=True)
+        until = int(self._store.operations.take(first, "coll_seq")["coll_seq"][0])
+        numbers = self.lost_lines.count_back(member, waiting, int(first[0]))
+        self._collectives.trust_numbers(communicator.index, rank, numbers, until)
+        self._behind[member] = until
+
+    def _lost_between(self, member: int, coll_seq: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers of a member's collectives before the last of these of which nothing but the number is known."""
+        begin = self._behind.get(member, int(coll_seq.min()))
+        self._behind[member] = end = max(begin, int(coll_seq.max()) + 1)
+        if end - begin == len(coll_seq):
+            return coll_seq[:0]
+        return np.setdiff1d(np.arange(begin, end), coll_seq)
 
     def _report_pairs(self, operations: Ids, rows: Columns, now_ns: int) -> NDArray[np.bool_]:
         """Reports sends and receives; gives which of them wait for their other side."""

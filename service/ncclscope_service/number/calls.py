@@ -83,9 +83,10 @@ class Calls:
         unknown[unknown] = has_launch(match) | (match == Match.UNMATCHED)
         return unknown
 
-    def job_of(self, communicator: int) -> str:
-        """The job of a communicator."""
-        return self._store.communicators[communicator].job
+    def have_losses(self, communicator: int) -> bool:
+        """Whether lines of the job of a communicator were lost."""
+        job = self._store.communicators[communicator].job
+        return any(amount > 0 for (of, _), amount in self._store.numbers_healed.items() if of == job)
 
     def have_begun_amid(self, communicator: int) -> bool:
         """Whether ranks of a communicator may be whole training steps apart."""

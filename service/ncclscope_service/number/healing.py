@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.number.across_ranks import RANKS, STEPS, Matrix, align_ranks, first_violation
-from ncclscope_service.number.program import Program
+from ncclscope_service.number.across_ranks import RANKS, Matrix, align_ranks, first_violation
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -19,7 +18,6 @@ _STRAIGHT: Final = 4096
 _CELLS: Final = 1_000_000
 _SHORTEST: Final = 32
 _LONGEST: Final = 160
-_NONE: Final = np.empty(0, np.int64)
 
 
 def window(ranks: int) -> int:
@@ -46,13 +44,10 @@ def heal(
     *,
     is_forced: bool,
     is_end: bool,
-    program: Program | None = None,
-    ranks: Sequence[int] = (),
 ) -> Healed:
     """Finds the collectives of ranks whose first calls (across_ranks.CALL) do not agree.
 
     Stops where a rank has too few calls left to tell, unless `is_forced`; `is_end`: these are all that there will be.
-    `program`: by which steps are placed as far as it is known, and `ranks` of these calls in it.
     """
     at = np.zeros(len(calls), np.int64)
     lengths = np.asarray([len(of) for of in calls], np.int64)
@@ -63,18 +58,6 @@ def heal(
     while True:
         left = lengths - at
         live = np.flatnonzero(left > 0)
-        step = None
-        if program is not None and len(live):
-            rest = {rank: of[begin:] for rank, of, begin in zip(ranks, calls, at.tolist(), strict=True)}
-            step = program.place(rest, is_end=is_end)
-        if step is not None:
-            block = _block([step.get(rank, _NONE) for rank in ranks])
-            lost[STEPS] += int(np.count_nonzero(block[:, live] < 0))
-            blocks.append(np.where(block >= 0, block + at, NO_NUMBER))
-            at, is_dirty = at + np.asarray([len(step.get(rank, _NONE)) for rank in ranks]), True
-            continue
-        if program is not None and program.waits and not is_forced:
-            break
         if not len(live) or (not is_forced and int(left.min()) < (size if is_dirty else 1)):
             break
         if is_dirty:
@@ -94,22 +77,12 @@ def heal(
             is_dirty = count < length
         blocks.append(np.where(block >= 0, block + at, NO_NUMBER))
         taken = block.max(axis=0, initial=NO_NUMBER) + 1
-        if program is not None:
-            program.note({rank: of[: int(end)] for rank, of, end in zip(ranks, calls, at + taken, strict=True)})
         at = at + taken
     places = np.concatenate(blocks)
     if is_end and _is_one_end(places[-2:], calls):
         lost[shown_by] -= int(np.count_nonzero(places[-2] < 0))
         places = np.concatenate([places[:-2], places[-2:].max(axis=0)[None]])
     return Healed(places, offsets, lost)
-
-
-def _block(steps: list[NDArray[np.int64]]) -> Matrix:
-    """K x R places of calls, of each rank's first calls by their collectives."""
-    block = np.full((max(int(own[-1]) + 1 if len(own) else 0 for own in steps), len(steps)), NO_NUMBER, np.int64)
-    for rank, own in enumerate(steps):
-        block[own, rank] = np.arange(len(own))
-    return block
 
 
 def _is_one_end(last: Matrix, calls: Sequence[Columns]) -> bool:

@@ -27,7 +27,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
-from ncclscope_service.number.pair_losses import PairLosses
+from ncclscope_service.number.line_losses import COLLECTIVE, LineLosses, way_of
 from ncclscope_service.store.rows import (
     BY_LAUNCH,
     OPERATION_TEMPLATE,
@@ -52,6 +52,7 @@ _DECIDED: Final = np.dtype(
     [
         ("member", "<i4"),
         ("coll_seq", "<i8"),  # count of its line
+        ("lost", "<i8"),  # lines that its member lost before it, by the program of its process
         ("id", "<i8"),
         ("kernel", "<i8"),  # NO_NUMBER without one that tells its number
         ("lane", "<i4"),  # device and stream of its process
@@ -73,9 +74,10 @@ _LOOKED_AT_ONCE: Final = 65_536
 class LostLines:
     """Numbers the collectives of one store, and finds those whose line was lost."""
 
-    def __init__(self, known: Store) -> None:
+    def __init__(self, known: Store, *, settle_ns: int = 0) -> None:
+        """`settle_ns`: how long lines are waited for that would tell more of the last ones."""
         self._store = known
-        self._pairs = PairLosses(known)
+        self._losses = LineLosses(known, settle_ns=settle_ns)
         self._lanes = CombinationIndex(("process", "device_id", "stream_id"))
         self._members_of_lane: dict[int, set[int]] = {}
         self.begun_amid: set[int] = set()
@@ -86,6 +88,8 @@ class LostLines:
         """Decided collectives that wait for lines before them."""
         self._last: Columns = np.empty(0, _DECIDED)
         """Of each member the collective with the last kernel that was numbered."""
+        self._is_counted: NDArray[np.bool_] = np.empty(0, np.bool_)
+        """By member: `is_counted`."""
         self._has_hole: NDArray[np.bool_] = np.empty(0, np.bool_)
         """By member: whether a collective since then, or since the first one, is a hole."""
         self._shift: NDArray[np.int64] = np.empty(0, np.int64)
@@ -103,32 +107,38 @@ class LostLines:
         decided: Ids,
         has_ended: Callable[[int], bool] = lambda _: False,
         knows_beginning: Callable[[int], bool] = lambda _: True,
+        *,
+        now_ns: int = 0,
     ) -> Ids:
         """Numbers operations that were aligned, and adds those between them whose line was lost.
 
         `has_ended`: whether a process will log nothing more; then kernels behind its last line are of lost ones, too.
         `knows_beginning`: whether it is known which lines its first kernels are of; then those before them are, too.
-        Gives those whose number is known by now, with the ones added. The rest waits for lines before it.
+        `now_ns`: when lines without a stamp came. Gives those whose number is known by now, with the ones added. The
+        rest waits for lines before it.
         """
-        self._pairs.process_lines(has_ended)
+        self._losses.process_lines(has_ended, now_ns)
         new, others = self._collectives(decided)
-        self._store.operations.rows.put("number_state", self._pairs.number(others), NumberState.HEALED)
+        self._number_pairs(others)
         new = row_ops.concat([self._held[self._held["id"] >= self._store.operations.first], new])
         first_pending = self._first_pending(new["member"])
         is_ready = new["coll_seq"] < first_pending[new["member"]]
+        is_ready &= new["id"] < self._losses.known_until(new["member"])
         new, self._held = new[is_ready], new[~is_ready]
         if not len(new):
             return others
         self._place_on_lanes(new)
         placed = {self._store.members[member].process for member in distinct_values(new["member"])}
         self.begun_amid |= {process for process in placed if not knows_beginning(process)}
+        new["lost"] = self._losses.before(new["id"], new["member"], np.full(len(new), COLLECTIVE))
         rows = row_ops.concat([self._last[np.isin(self._last["member"], new["member"])], new])
         rows = rows[np.lexsort((rows["coll_seq"], rows["member"]))]
         free, keys = self._free_kernels()
         self._grow()
+        self._count_anew(new["member"])
         table = self._store.operations
         at = table.at(new["id"])
-        shift = self._shift[new["member"]]
+        shift = self._shift[new["member"]] + new["lost"]
         if shift.any():
             table.rows.put("coll_seq", at, new["coll_seq"] + shift)
             table.rows.put("number_state", at[shift != 0], NumberState.HEALED)
@@ -144,6 +154,73 @@ class LostLines:
         ]
         self._remember(rows)
         return np.concatenate([others, new["id"], *lost])
+
+    def evict_processes(self, processes: Iterable[int]) -> None:
+        """Forgets the programs of these processes, which are gone."""
+        self._losses.evict(set(processes))
+
+    def is_counted(self, member: int) -> bool:
+        """Whether its last numbers count all lines that it lost, by the program of its process."""
+        return member < len(self._is_counted) and bool(self._is_counted[member])
+
+    def have_programs(self, members: Iterable[int]) -> bool:
+        """Whether programs count the lost lines of all of these, from their next numbers on."""
+        return all(
+            self.is_counted(member) or self._losses.are_counted(self._store.members[member].process)
+            for member in members
+        )
+
+    def count_back(self, member: int, waiting: Ids, behind: int) -> NDArray[np.int64]:
+        """Numbers of collectives of a member, in order, by that of a later one and the program of their process."""
+        table = self._store.operations
+        since = int(min(waiting.min(initial=behind), behind))
+        ids = np.arange(max(since, table.first), behind + 1)
+        rows = table.take(ids, "member", "line", "coll_seq")
+        lines = ids[(rows["member"] == member) & (rows["line"] != NO_NUMBER) & (rows["coll_seq"] != NO_NUMBER)]
+        lost = self._losses.before(lines, np.full(len(lines), member, np.int32), np.full(len(lines), COLLECTIVE))
+        counts = np.arange(len(lines)) + lost
+        counts += int(table.take(lines[-1:], "coll_seq")["coll_seq"][0]) - counts[-1]
+        known = np.isin(waiting, lines)
+        numbers = np.zeros(len(waiting), np.int64)
+        numbers[known] = counts[np.searchsorted(lines, waiting[known])]
+        # What has no line has the number before what follows it.
+        places = np.append(np.flatnonzero(known), len(waiting))
+        following = np.append(numbers[known], counts[-1])
+        next_of = np.searchsorted(places, np.flatnonzero(~known))
+        numbers[~known] = following[next_of] - (places[next_of] - np.flatnonzero(~known))
+        return numbers
+
+    def last_lines(self, member: int, amount: int) -> tuple[Ids, NDArray[np.int64]]:
+        """The last collectives of a member that have a line, and their numbers by the program of its process, whether
+        they are decided or not; at most so many, and of the last `_LOOKED_AT_ONCE` operations.
+        """
+        table = self._store.operations
+        ids = np.arange(max(table.first, table.next_id - _LOOKED_AT_ONCE), table.next_id)
+        at = table.at(ids)
+        chosen = np.flatnonzero(table.rows["member"][at] == member)
+        rows = table.take(ids[chosen], "line", "coll_seq", "match")
+        is_line = (rows["line"] != NO_NUMBER) & (rows["coll_seq"] != NO_NUMBER)
+        ids, rows = ids[chosen][is_line][-amount:], row_ops.filter_rows(rows, is_line)[-amount:]
+        # Numbers of those that wait are counts of lines.
+        waits = (rows["match"] == Match.PENDING) | np.isin(ids, self._held["id"])
+        lost = self._losses.before(ids, np.full(len(ids), member, np.int32), np.full(len(ids), COLLECTIVE))
+        lost += int(self._shift[member]) if self.is_counted(member) else 0
+        numbers: NDArray[np.int64] = rows["coll_seq"] + np.where(waits, lost, 0)
+        return ids, numbers
+
+    def _number_pairs(self, operations: Ids) -> None:
+        """Gives Sends and Recvs numbers that count those whose line was lost."""
+        table = self._store.operations
+        rows = table.take(operations, "member", "pair_seq", "template")
+        ways = way_of(self._store.templates_of(rows, "op", "root"))
+        pairs = np.flatnonzero((rows["pair_seq"] != NO_NUMBER) & (ways != COLLECTIVE))
+        if not len(pairs):
+            return
+        lost = self._losses.before(operations[pairs], rows["member"][pairs], ways[pairs])
+        moved = pairs[lost > 0]
+        at = table.at(operations[moved])
+        table.rows.put("pair_seq", at, rows["pair_seq"][moved] + lost[lost > 0])
+        table.rows.put("number_state", at, NumberState.HEALED)
 
     @property
     def has_waiting(self) -> bool:
@@ -203,6 +280,13 @@ class LostLines:
         if missing > 0:
             self._shift = np.append(self._shift, np.zeros(missing, np.int64))
             self._has_hole = np.append(self._has_hole, np.zeros(missing, np.bool_))
+            self._is_counted = np.append(self._is_counted, np.zeros(missing, np.bool_))
+
+    def _count_anew(self, members: NDArray[np.int32]) -> None:
+        """Numbers of these members rest on programs that are known since: kernels have shown what these count again."""
+        for member in distinct_values(members):
+            if not self._is_counted[member] and self._losses.are_counted(self._store.members[member].process):
+                self._is_counted[member], self._shift[member] = True, 0
 
     def _remember(self, rows: Columns) -> None:
         """Keeps of each member the collective with the last kernel."""
@@ -265,13 +349,15 @@ class LostLines:
         every = np.concatenate([place[counted], correlations])
         is_behind = np.concatenate([~has_own[counted], np.zeros(len(lost), bool)])
         order = np.lexsort((np.concatenate([rows["coll_seq"][counted], correlations]), is_behind, every))
-        counts = rows["coll_seq"][~is_old]
-        begin = int(counts[0]) + int(self._shift[member])
+        by_line = rows["coll_seq"] + rows["lost"]
+        # Those that were lost since the last one may have kernels.
+        begin = int(rows["coll_seq"][~is_old][0] + rows["lost"][is_old][-1:].sum() + self._shift[member])
+        in_order = _numbers_of(order < len(counted), np.sort(by_line[counted]) + self._shift[member], begin)
         numbers = np.empty(len(order), np.int64)
-        numbers[order] = np.arange(begin, begin + len(order))
-        self._shift[member] = begin + len(order) - int(counts[-1]) - 1
+        numbers[order] = in_order
+        self._shift[member] = int(in_order[-1]) - int(by_line[~is_old][-1])
         strays = np.flatnonzero(rows["is_stray"])
-        between = begin + np.searchsorted(every[order], place[strays], side="right")
+        between = np.append(in_order, in_order[-1] + 1)[np.searchsorted(every[order], place[strays], side="right")]
         table = self._store.operations
         at = table.at(np.concatenate([rows["id"][counted], rows["id"][strays]]))
         own_numbers = np.concatenate([numbers[: len(counted)], between])
@@ -464,3 +550,22 @@ class LostLines:
         if key not in self._templates:
             self._templates[key] = int(self._store.operation_templates.append(template)[0])
         return self._templates[key]
+
+
+def _numbers_of(is_line: NDArray[np.bool_], by_line: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
+    """Numbers of lines and of kernels without a line, in their order: a line has at least the number that lines tell.
+
+    A kernel has the number before what follows it: where more lines were lost than there are kernels, capture began
+    between them. `by_line`: of the lines, ascending; `begin`: the least number.
+    """
+    places = np.arange(len(is_line))
+    least = np.full(len(is_line), np.iinfo(np.int64).min // 2)
+    least[is_line] = by_line - places[is_line]
+    least[0] = max(int(least[0]), begin)
+    numbers: NDArray[np.int64] = np.maximum.accumulate(least) + places
+    lines = np.flatnonzero(is_line)
+    if len(lines):
+        behind = lines[np.minimum(np.searchsorted(lines, places), len(lines) - 1)]
+        is_before = ~is_line & (behind > places)
+        numbers[is_before] = (numbers[behind] - (behind - places))[is_before]
+    return numbers

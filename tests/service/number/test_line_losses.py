@@ -1,0 +1,53 @@
+"""Lost lines are counted by the program of their process: one by one, by the hundred, and in whole steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.alignment.lost_lines import Loss, Tally, follow, tally, true_operations
+
+from ncclscope_service.number.across_ranks import STEPS
+from ncclscope_simulator import SimulationConfig, write
+
+
+def _counted(folder: Path, loss: Loss, *, stamps: bool, **more: Any) -> tuple[Tally, int]:
+    """Of a job of 8 ranks; and how many lost lines its program showed."""
+    wanted: dict[str, Any] = {"gpus": 4, "tp": 4, "pp": 1, "dp": 2, "layers": 2, "step_seconds": 0.5, "iterations": 30}
+    write(SimulationConfig(**{**wanted, **more}, timestamps=stamps), folder)
+    rows = true_operations(folder)
+    found = follow(folder, loss, rows)
+    return tally(found, rows), found.store.numbers_healed["job", STEPS]
+
+
+@pytest.mark.parametrize("stamps", [True, False])
+def test_lines_lost_by_the_hundred_count_although_whole_steps_are_among_them(tmp_path: Path, stamps: bool) -> None:
+    counted, healed = _counted(tmp_path, Loss("bursts", bursts=0.02), stamps=stamps, capture="none")
+    assert healed > 100
+    assert counted.numbered >= 0.99 * counted.lines
+    assert not counted.findings
+
+
+@pytest.mark.parametrize("stamps", [True, False])
+def test_steps_of_which_nothing_was_written_count_as_the_other_processes_made_them(
+    tmp_path: Path, stamps: bool
+) -> None:
+    counted, healed = _counted(tmp_path, Loss("silent", silent_ns=4_000_000_000), stamps=stamps, capture="none")
+    assert healed > 100
+    assert counted.numbered >= 0.99 * counted.lines
+    assert not counted.findings
+
+
+@pytest.mark.parametrize("stamps", [True, False])
+def test_what_waits_is_numbered_anew_when_a_program_is_learnt(tmp_path: Path, stamps: bool) -> None:
+    counted, _ = _counted(tmp_path, Loss("5 %", lost=0.05), stamps=stamps, step_seconds=1.0, capture="duty:0.4")
+    assert counted.measured >= 0.95 * counted.possible
+    assert counted.wrong <= 0.001 * counted.judged
+    assert counted.numbered >= 0.8 * counted.lines
+
+
+def test_a_job_that_lost_nothing_has_no_holes(tmp_path: Path) -> None:
+    counted, healed = _counted(tmp_path, Loss("none"), stamps=True, capture="none")
+    assert healed == 0
+    assert counted.numbered == counted.lines
