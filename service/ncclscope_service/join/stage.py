@@ -260,8 +260,9 @@ class JoinStage:
     def _newest_by_lines(self, communicator: int, members: Mapping[int, int]) -> NewestCollectives | None:
         """The same by lines alone, whether they have a kernel or not."""
         size = self._store.communicators[communicator].size
-        lines = {rank: self.lost_lines.last_lines(member, SHOWN_AT_END) for rank, member in members.items()}
-        if set(lines) != set(range(size)) or not all(len(ids) for ids, _ in lines.values()):
+        of_member = self.lost_lines.last_lines(members.values(), SHOWN_AT_END)
+        lines = {rank: of_member[member] for rank, member in members.items() if member in of_member}
+        if set(lines) != set(range(size)):
             return None
         enqueued = np.asarray([int(lines[rank][1][-1]) + 1 for rank in range(size)], np.int64)
         begin = max(0, int(enqueued.max()) - SHOWN_AT_END)

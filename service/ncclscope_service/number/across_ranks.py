@@ -36,7 +36,6 @@ CALL: Final = np.dtype(
         ("stamp_ns", "<i8"),  # of its line; NO_TIME_NS
         ("op_count", "<i8"),
         ("is_counted", "?"),  # it has a line, and `op_count` is of that
-        ("template", "<i4"),  # of its line, which names buffers too: of this rank only
         ("step", "<i8"),  # training iteration; NO_NUMBER
     ]
 )
@@ -53,7 +52,7 @@ OP_COUNT: Final = "op_count"
 RANKS: Final = "ranks"
 """Calls of other ranks, and their times."""
 STEPS: Final = "steps"
-"""What the rank itself called in other steps."""
+"""What its process called in other steps."""
 
 _SLACK_NS: Final = 20_000.0
 """Ends of one N-to-N collective differ by 10 us between nodes; twice that is still one."""

@@ -59,7 +59,7 @@ class Calls:
         described["end_ns"] = np.where(timed, rows["end_ns"], NO_TIME_NS)
         described["stamp_ns"] = rows["logged_at_ns"]
         described["op_count"] = rows["op_count"].astype(np.int64)
-        described["template"], described["step"] = rows["template"], rows["iteration"]
+        described["step"] = rows["iteration"]
         if not is_known.all():
             calls[is_known] = described
             for name in ("start_ns", "end_ns", "stamp_ns"):

@@ -11,7 +11,7 @@ of the job do: none makes more steps than another for long. So many steps as the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,6 +36,8 @@ _OF_STEP: Final = 0.9
 _PARTS: Final = 8
 """Of a step, after which it is noted when it was."""
 _REMEMBERED: Final = 1024
+_ASKED: Final = 64
+"""Processes of a job by which the steps of another one are counted: after a pause of all, each has to be told."""
 _WHOLE: Final = np.iinfo(np.int64).max
 
 
@@ -150,10 +152,12 @@ class LineLosses:
                 filled = own.fill(final=has_ended(process) or now_ns - own.came_ns > self._settle_ns)
                 if filled.is_lost.any():
                     self._count(filled.rows[filled.is_lost], filled.rows["id"][filled.following])
-        for process, own in self._processes.items():
-            if own.bursts:
-                is_over = has_ended(process) or now_ns - own.came_ns > self._settle_ns
-                self._count_steps(process, own, final=is_over)
+        with_bursts = {process: own for process, own in self._processes.items() if own.bursts}
+        asked = self._with_programs() if with_bursts else {}
+        for process, own in with_bursts.items():
+            others = [each for each in asked.get(self._store.process_job[process], []) if each is not own][:_ASKED]
+            is_over = has_ended(process) or now_ns - own.came_ns > self._settle_ns
+            self._count_steps(own, others, final=is_over)
 
     def _forget_ended(self, has_ended: Callable[[int], bool]) -> None:
         """Forgets the processes of jobs of which all have ended, but for whether they had a program."""
@@ -177,11 +181,17 @@ class LineLosses:
             self._numbered.pop(key, None)
             self._gone.pop(key, None)
 
-    def _count_steps(self, process: int, own: _Lines, *, final: bool) -> None:
+    def _with_programs(self) -> dict[str, list[_Lines]]:
+        """By job the first processes whose program is known, one more than are asked."""
+        found: defaultdict[str, list[_Lines]] = defaultdict(list[_Lines])
+        for process, own in self._processes.items():
+            of_job = found[self._store.process_job[process]]
+            if own.calls.step and len(of_job) <= _ASKED:
+                of_job.append(own)
+        return found
+
+    def _count_steps(self, own: _Lines, others: Sequence[_Lines], *, final: bool) -> None:
         """Counts the whole steps that bursts hold, as soon as most other processes of the job have come as far."""
-        job = self._store.process_job[process]
-        others = [each for of, each in self._processes.items() if of != process and self._store.process_job[of] == job]
-        others = [each for each in others if each.calls.step]
         while own.bursts:
             burst = own.bursts[0]
             made = [each.steps_made(burst.since_ns, burst.until_ns) for each in others]

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values
+from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
 from ncclscope_service.number.line_losses import COLLECTIVE, LineLosses, way_of
@@ -190,23 +190,25 @@ class LostLines:
         numbers[~known] = following[next_of] - (places[next_of] - np.flatnonzero(~known))
         return numbers
 
-    def last_lines(self, member: int, amount: int) -> tuple[Ids, NDArray[np.int64]]:
-        """The last collectives of a member that have a line, and their numbers by the program of its process, whether
-        they are decided or not; at most so many, and of the last `_LOOKED_AT_ONCE` operations.
+    def last_lines(self, members: Iterable[int], amount: int) -> dict[int, tuple[Ids, NDArray[np.int64]]]:
+        """By member its last collectives that have a line, and their numbers by the program of its process, whether
+        they are decided or not: at most so many, and of the last `_LOOKED_AT_ONCE` operations.
         """
         table = self._store.operations
         ids = np.arange(max(table.first, table.next_id - _LOOKED_AT_ONCE), table.next_id)
-        at = table.at(ids)
-        chosen = np.flatnonzero(table.rows["member"][at] == member)
-        rows = table.take(ids[chosen], "line", "coll_seq", "match")
+        ids = ids[np.isin(table.rows["member"][table.at(ids)], list(members))]
+        rows = table.take(ids, "member", "line", "coll_seq", "match")
         is_line = (rows["line"] != NO_NUMBER) & (rows["coll_seq"] != NO_NUMBER)
-        ids, rows = ids[chosen][is_line][-amount:], row_ops.filter_rows(rows, is_line)[-amount:]
+        ids, rows = ids[is_line], row_ops.filter_rows(rows, is_line)
         # Numbers of those that wait are counts of lines.
         waits = (rows["match"] == Match.PENDING) | np.isin(ids, self._held["id"])
-        lost = self._losses.before(ids, np.full(len(ids), member, np.int32), np.full(len(ids), COLLECTIVE))
-        lost += int(self._shift[member]) if self.is_counted(member) else 0
-        numbers: NDArray[np.int64] = rows["coll_seq"] + np.where(waits, lost, 0)
-        return ids, numbers
+        lost = self._losses.before(ids, rows["member"], np.full(len(ids), COLLECTIVE))
+        found: dict[int, tuple[Ids, NDArray[np.int64]]] = {}
+        for member, mine in group_by(rows["member"]):
+            last = mine[-amount:]
+            shift = int(self._shift[member]) if self.is_counted(member) else 0
+            found[member] = ids[last], rows["coll_seq"][last] + np.where(waits[last], lost[last] + shift, 0)
+        return found
 
     def _number_pairs(self, operations: Ids) -> None:
         """Gives Sends and Recvs numbers that count those whose line was lost."""
