@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -646,7 +647,7 @@ class FakeService:
 
     shape: Shape = field(default_factory=Shape)
     now_ns: int | None = NOW_NS
-    """None = the clock; the store is then made anew at each look, so that the page moves."""
+    """None = the clock; the store is then made anew once a second, so that the page moves."""
     with_kernels: bool = True
     is_empty: bool = False
     is_silent: bool = False
@@ -665,15 +666,16 @@ class FakeService:
     changed: dict[str, float] = field(default_factory=dict[str, float])
 
     _tracker: FindingTracker = field(default_factory=FindingTracker, init=False)
-    _still: Store | None = field(default=None, init=False)
+    _last: Store | None = field(default=None, init=False)
+    _last_ns: int = field(default=0, init=False)
+    _making: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def store(self, now_ns: int) -> Store:
-        """The store at a time; the same one as long as the time stands still and nothing was found."""
-        if self.now_ns is None or self.extra_findings:
-            return self._made(now_ns)
-        if self._still is None:
-            self._still = self._made(now_ns)
-        return self._still
+        """The store at a time; the same one for a second, and as long as nothing was found or marked."""
+        with self._making:
+            if self._last is None or self.extra_findings or now_ns - self._last_ns >= SECOND:
+                self._last, self._last_ns = self._made(now_ns), now_ns
+            return self._last
 
     def _made(self, now_ns: int) -> Store:
         if self.is_empty:
@@ -709,7 +711,8 @@ class FakeService:
             mute=asked.mute,
         )  # fmt: skip
         self.known.check(entry, self.store(now_ns).findings)
-        self.known, self._still = self.known.applied(entry), None
+        with self._making:
+            self.known, self._last = self.known.applied(entry), None
 
     def settings(self) -> SettingsView:
         return settings_view({"late_rank.least_share": 0.02}, self.changed, ())
