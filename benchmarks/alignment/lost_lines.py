@@ -414,8 +414,13 @@ def _line(case: Case, healthy: Tally, faulty: Followed, hung: Followed) -> str:
         f"| {case.shape} | {case.nccl} | {'yes' if case.stamps else 'no'} | {case.capture} | {case.loss}"
         f" | {_share(healthy.measured, healthy.possible)} | {_share(healthy.wrong, healthy.judged)}"
         f" | {_share(healthy.mispaired, healthy.paired)} | {_share(healthy.numbered, healthy.lines)} | {false}"
-        f" | {mismatch} | {_found(_is_named_as_hanging(hung))} | {is_set} |"
+        f" | {mismatch} | {_hang(hung)} | {is_set} |"
     )
+
+
+def _hang(job: Followed) -> str:
+    is_told = any(each.kind is FindingKind.HANG for each in job.findings.values())
+    return "found" if _is_named_as_hanging(job) else "of no rank" if is_told else "**missed**"
 
 
 def _is_named_as_hanging(job: Followed) -> bool:

@@ -6,17 +6,19 @@ behind that of the line before, and the places between them lost theirs. What a 
 is laid beside calls that are whole, which leaves little to guess: what falls to one that was put in lost its line.
 
 A line at a place that is not the next one is of a place further on if the lines behind it agree with that best, else it
-is none of the program (a checkpoint, an evaluation), and the program goes on behind it. A whole step that was lost is
-not seen here. A program that does not repeat its texts is left as it is.
+is none of the program (a checkpoint), and the program goes on behind it. Where many calls are missing in a step and the
+same in that before or behind it, they were not made: an evaluation goes forward only. A whole step that was lost is not
+seen here. A program that does not repeat its texts is left as it is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp, lgamma, log, log1p
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +63,13 @@ _EACH_OF_MANY: Final = 0.01
 """Cost of many calls that were lost, and of each of them: they are lost one by one, or by the hundred."""
 _OUT_OF_PLACE: Final = 8
 """Cost of the first call that the program has elsewhere and that is none of it here."""
+_LEFT_OUT: Final = 6
+_PART_LEFT_OUT: Final = 0.25
+"""So many calls, or such a part of a step, may be missing because they were not made."""
+_MANY_GAPS: Final = 3
+"""So many more times in two steps they are hardly lost."""
+_ROUGHLY: Final = 2
+"""Calls by which what is missing in two steps may differ: those beside it may be lost."""
 _REMEMBERED: Final = 256
 _MISFITS: Final = 0.5
 """Of so many calls the share that is none of the program, at which it is given up."""
@@ -126,6 +135,10 @@ class Filled:
         return present[np.searchsorted(present, np.flatnonzero(self.is_lost))]
 
 
+_Gap: TypeAlias = tuple[int, int]
+"""The place before calls that are missing, and how many they are."""
+
+
 @dataclass(slots=True)
 class _Walk:
     """Calls of one thread along a program."""
@@ -139,6 +152,10 @@ class _Walk:
     """Calls since it was judged."""
     is_strange: bool = False
     """Whether the last call is none of the program: then the next one easily is, too."""
+    calls: int = 0
+    """Calls so far."""
+    gaps: deque[tuple[int, _Gap]] = field(default_factory=deque[tuple[int, _Gap]])
+    """The last ones of many calls, and before how many calls."""
 
     def find_lost(
         self, symbols: NDArray[np.int64], *, judged_after: int, final: bool
@@ -161,11 +178,61 @@ class _Walk:
                 ahead = _AHEAD if self.place is not None else max(_AHEAD, len(self.program.symbols))
                 if not final and nth + ahead >= len(symbols):
                     break
+                since = self.place, self.strange, self.is_strange
                 skipped = self._skipped(symbols[nth : nth + 1 + ahead].tolist())
+                if since[0] is not None and self._are_many(skipped):
+                    were_left_out = self._recurs((since[0], len(skipped)), symbols[nth + 1 :], final=final)
+                    if were_left_out is None:
+                        self.place, self.strange, self.is_strange = since
+                        break
+                    skipped = [] if were_left_out else skipped
                 before += [nth] * len(skipped)
                 lost += skipped
             nth, self.seen = nth + max(agreeing, 1), self.seen + max(agreeing, 1)
+            self.calls += max(agreeing, 1)
         return nth, before, lost
+
+    def _are_many(self, skipped: list[int]) -> bool:
+        return len(skipped) >= min(_LEFT_OUT, max(_SHORTEST, _PART_LEFT_OUT * len(self.program.symbols)))
+
+    def _recurs(self, gap: _Gap, symbols: NDArray[np.int64], *, final: bool) -> bool | None:
+        """Whether the same calls are missing in the step before or behind; None if that is not known yet.
+
+        `symbols`: behind the gap and the call after it, which is at the place now.
+        """
+        length = len(self.program.symbols)
+        while self.gaps and self.calls - self.gaps[0][0] > (1 + _EVEN) * length:
+            self.gaps.popleft()
+        before = [each for _, each in self.gaps]
+        is_known = self._show_left_out(before, gap)
+        ahead = symbols[: length + _AHEAD]
+        if not is_known and not final and len(ahead) < length + _AHEAD:
+            return None
+        self.gaps.append((self.calls, gap))
+        return is_known or self._show_left_out([*before, *_Walk(self.program, self.place)._gaps_of(ahead)], gap)
+
+    def _show_left_out(self, gaps: Sequence[_Gap], gap: _Gap) -> bool:
+        """Whether these, of a step before and a step behind one, show that its calls were not made."""
+        return len(gaps) >= _MANY_GAPS or any(self._are_alike(each, gap) for each in gaps)
+
+    def _gaps_of(self, symbols: NDArray[np.int64]) -> Iterator[_Gap]:
+        """Where many calls are missing among these."""
+        nth = 0
+        while nth < len(symbols):
+            agreeing = self.program.agreeing(symbols[nth:], self.place) if self.place is not None else 0
+            if agreeing and self.place is not None:
+                self.place = self.program.behind(self.place, agreeing)
+            else:
+                before = self.place
+                skipped = self._skipped(symbols[nth : nth + 1 + _AHEAD].tolist())
+                if before is not None and self._are_many(skipped):
+                    yield before, len(skipped)
+            nth += max(agreeing, 1)
+
+    def _are_alike(self, one: _Gap, other: _Gap) -> bool:
+        apart = (one[0] - other[0]) % len(self.program.symbols)
+        is_same_place = min(apart, len(self.program.symbols) - apart) <= _ROUGHLY
+        return is_same_place and abs(one[1] - other[1]) <= 2 * _ROUGHLY
 
     def _skipped(self, symbols: list[int]) -> list[int]:
         """The calls (symbols) that were lost before the first of these, which is not the next of the program."""

@@ -116,10 +116,13 @@ class _Buffer:
     """K x R: the operations of the last collectives that were given, up to `base`; negative where a rank has none."""
     enqueued: NDArray[np.int64] = field(init=False)
     """By rank: number behind that of its last operation that was given."""
+    is_counted: NDArray[np.bool_] = field(init=False)
+    """By rank: whether its numbers count the lines that it lost."""
 
     def __post_init__(self) -> None:
         self.newest = np.empty((0, self.size), np.int64)
         self.enqueued = np.zeros(self.size, np.int64)
+        self.is_counted = np.zeros(self.size, np.bool_)
         self.operations = np.empty((0, self.size), np.int64)
         self.has_kernel = np.empty((0, self.size), np.bool_)
         self.shift = np.zeros(self.size, np.int64)
@@ -164,6 +167,14 @@ class _Buffer:
         ranks = np.arange(self.size)
         operations = np.where(places >= 0, self.operations[places, ranks], NO_NUMBER)
         return operations, (places >= 0) & self.has_kernel[places, ranks]
+
+    def left_out(self, places: Matrix) -> Ids:
+        """Operations that are neither in these rows, by rank and ascending, nor behind the last of them."""
+        is_left_out = np.arange(self.used)[:, None] <= places.max(axis=0, initial=NO_NUMBER)
+        rows, ranks = np.nonzero(places >= 0)
+        is_left_out[places[rows, ranks], ranks] = False
+        left: Ids = self.operations[: self.used][is_left_out]
+        return left[left >= 0]
 
     def note_kernels(self, has_kernel: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Takes which operations (K x R) up to `base` have a kernel; gives ranks recorded there or not long before."""
@@ -251,6 +262,7 @@ class CollectiveJoin:
         self._settle_ns = settle_ns
         self._calls = calls
         self._renumbered: list[tuple[Ids, NDArray[np.int64]]] = []
+        self._uncertain: list[Ids] = []
         self.healed: Counter[tuple[int, str]] = Counter()
         """Lost lines by communicator and what showed them, for whoever counts and clears them."""
         self.patience_ns = patience_ns
@@ -285,6 +297,7 @@ class CollectiveJoin:
         if buffer is not None:
             self._renumbered.append((self.waiting(communicator, rank), numbers))
             buffer.renumber(rank, numbers, until)
+            buffer.is_counted[rank] = True
 
     def report(
         self,
@@ -381,6 +394,12 @@ class CollectiveJoin:
         self._renumbered = []
         return operations, numbers
 
+    def drain_uncertain(self) -> Ids:
+        """Operations of which other ranks show that their number is another one, and not which."""
+        operations = np.concatenate([np.empty(0, np.int64), *self._uncertain])
+        self._uncertain = []
+        return operations
+
     def _take_rows(
         self, communicator: int, buffer: _Buffer, rows: int, now_ns: int, final: bool
     ) -> tuple[Ids, NDArray[np.bool_]]:
@@ -402,6 +421,7 @@ class CollectiveJoin:
             for reason, amount in lost.items():
                 self.healed[communicator, reason] += amount
             operations, has_kernel = buffer.take(places)
+            self._uncertain.append(buffer.left_out(places))
             buffer.move(places)
         is_recorded = buffer.note_kernels(has_kernel)
         if self._calls is not None and (count < rows or self._calls.have_losses(communicator)):
@@ -506,7 +526,27 @@ def _healed(
     for nth, at in enumerate(lines.values()):
         found = healed.places[:, nth]
         places[agreeing:, ranks[nth]] = np.where(found >= 0, at[found], NO_NUMBER)
-    return places, healed.lost
+    return _as_counted(calls, communicator, buffer, places), healed.lost
+
+
+def _as_counted(calls: Calls, communicator: int, buffer: _Buffer, places: Matrix) -> Matrix:
+    """The same by the numbers of ranks whose lost lines are counted, if these ranks agree: what of other ranks was
+    found to be of no number of theirs is left out.
+    """
+    counted = np.flatnonzero(buffer.is_counted & (places >= 0).any(axis=0))
+    rows = int(places[:, counted].max(initial=NO_NUMBER)) + 1
+    if not rows or len(counted) == buffer.size:
+        return places
+    matrix, hosts = _compared(calls, communicator, buffer, rows, counted)
+    if len(counted) > 1 and first_violation(matrix, unknown_offsets(len(counted)), hosts)[0] < rows:
+        return places
+    numbers = np.where(places[:, counted] >= 0, places[:, counted], NO_NUMBER).max(axis=1)
+    own = np.full((rows, buffer.size), NO_NUMBER, np.int64)
+    own[:, counted] = np.arange(rows)[:, None]
+    others = np.flatnonzero(~buffer.is_counted)
+    known = np.flatnonzero(numbers >= 0)
+    own[numbers[known][:, None], others] = places[known][:, others]
+    return own
 
 
 def _lines(buffer: _Buffer, begin: int, end: int) -> dict[int, Places]:

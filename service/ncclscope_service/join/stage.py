@@ -279,6 +279,7 @@ class JoinStage:
         most = None if final else JOINED_AT_ONCE
         ready = self._collectives.take_ready(members_seen=members_seen, now_ns=now_ns, final=final, most=most)
         self._renumber("coll_seq", *self._collectives.drain_renumbered())
+        self._give_up(self._collectives.drain_uncertain())
         for (communicator, reason), amount in self._collectives.healed.items():
             self._store.numbers_healed[self._store.communicators[communicator].job, reason] += amount
         self._collectives.healed.clear()
@@ -319,6 +320,14 @@ class JoinStage:
         table.rows.put(name, at, numbers)
         states = table.rows.values("number_state", healed)
         table.rows.put("number_state", healed[states != NumberState.LAUNCHED], NumberState.HEALED)
+
+    def _give_up(self, operations: Ids) -> None:
+        """Notes that the numbers of these are not known."""
+        table = self._store.operations
+        operations = operations[operations >= table.first]
+        table.rows.put("number_state", table.at(operations), NumberState.UNCERTAIN)
+        for process, mine in group_by(table.take(operations, "process")["process"]):
+            self._store.numbers_uncertain[self._store.process_job[process]] += len(mine)
 
     def evict_processes(self, processes: Iterable[int]) -> None:
         """Forgets the programs of these processes, which are gone."""

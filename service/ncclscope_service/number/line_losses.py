@@ -5,7 +5,8 @@ theirs. So a count of lines becomes a number of calls, once a program is learnt 
 Send or Recv what was lost before that is not counted if lines of its way were numbered: then kernels have shown it.
 
 Where many lines in a row were lost, whole steps may be among them, which the program does not tell. The other processes
-of the job do: none makes more steps than another for long. So many steps as they made meanwhile were made here.
+of the job do: none makes more steps than another for long. So many steps as they made meanwhile were made here. Those
+of the same host are asked, whose clock is the same; where it has no other, all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COLLECTIVE: Final = NO_NUMBER
 _BURST: Final = 4
 """Lines that are lost in a row, from which on more of them may be: one by one so many are hardly lost together."""
 _OF_STEP: Final = 0.9
-"""... or a pause between two lines of so much of a step, in which whole steps may be lost."""
+"""... or any within a pause of so much of a step. A pause alone shows nothing: a job may stand still."""
 _PARTS: Final = 8
 """Of a step, after which it is noted when it was."""
 _REMEMBERED: Final = 1024
@@ -61,6 +62,8 @@ class _Lines:
     waiting: Columns = field(default_factory=lambda: np.empty(0, _LINE))
     came_ns: int = 0
     """When the last of its lines came."""
+    is_stamped: bool = False
+    """Whether they say when they were logged: when they came tells of no pause between them."""
     bursts: list[_Burst] = field(default_factory=list[_Burst])
     """Of which it is not known yet how many steps they hold."""
     _made: float = 0.0
@@ -84,7 +87,8 @@ class _Lines:
         amounts = np.diff(lines, prepend=-1) - 1
         before_ns = np.append(self._last_ns, at_ns[:-1])
         paused = at_ns - before_ns > _OF_STEP * self._step_ns()
-        for nth in np.flatnonzero(((amounts >= _BURST) | paused) & (before_ns != NO_TIME_NS)).tolist():
+        is_burst = (amounts >= _BURST) | (self.is_stamped & paused & (amounts > 0))
+        for nth in np.flatnonzero(is_burst & (before_ns != NO_TIME_NS)).tolist():
             following = int(filled.rows["id"][lines[nth]])
             self.bursts.append(_Burst(following, int(before_ns[nth]), int(at_ns[nth])))
         steps = self._made + (lines + 1) / self.calls.step
@@ -147,6 +151,7 @@ class LineLosses:
             own = self._processes[process]
             own.waiting = row_ops.concat([own.waiting, row_ops.take(lines, mine)])
             own.came_ns = now_ns
+            own.is_stamped = bool((rows["logged_at_ns"][mine] != NO_TIME_NS).all())
         for process, own in self._processes.items():
             if len(own.waiting):
                 filled = own.fill(final=has_ended(process) or now_ns - own.came_ns > self._settle_ns)
@@ -155,9 +160,10 @@ class LineLosses:
         with_bursts = {process: own for process, own in self._processes.items() if own.bursts}
         asked = self._with_programs() if with_bursts else {}
         for process, own in with_bursts.items():
-            others = [each for each in asked.get(self._store.process_job[process], []) if each is not own][:_ASKED]
+            job, host = self._store.process_job[process], self._store.processes[process].host
+            near, all_of_job = ([each for each in asked.get((job, on), []) if each is not own] for on in (host, None))
             is_over = has_ended(process) or now_ns - own.came_ns > self._settle_ns
-            self._count_steps(own, others, final=is_over)
+            self._count_steps(own, (near or all_of_job)[:_ASKED], final=is_over)
 
     def _forget_ended(self, has_ended: Callable[[int], bool]) -> None:
         """Forgets the processes of jobs of which all have ended, but for whether they had a program."""
@@ -181,13 +187,16 @@ class LineLosses:
             self._numbered.pop(key, None)
             self._gone.pop(key, None)
 
-    def _with_programs(self) -> dict[str, list[_Lines]]:
-        """By job the first processes whose program is known, one more than are asked."""
-        found: defaultdict[str, list[_Lines]] = defaultdict(list[_Lines])
+    def _with_programs(self) -> dict[tuple[str, str | None], list[_Lines]]:
+        """By job and host (None: any) the first processes whose program is known, one more than are asked."""
+        found: defaultdict[tuple[str, str | None], list[_Lines]] = defaultdict(list[_Lines])
         for process, own in self._processes.items():
-            of_job = found[self._store.process_job[process]]
-            if own.calls.step and len(of_job) <= _ASKED:
-                of_job.append(own)
+            if not own.calls.step:
+                continue
+            for host in (self._store.processes[process].host, None):
+                known = found[self._store.process_job[process], host]
+                if len(known) <= _ASKED:
+                    known.append(own)
         return found
 
     def _count_steps(self, own: _Lines, others: Sequence[_Lines], *, final: bool) -> None:

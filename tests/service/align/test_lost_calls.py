@@ -43,6 +43,34 @@ def test_a_burst_is_filled_up_to_whole_steps() -> None:
     assert np.count_nonzero(found.is_lost) == 7
 
 
+_FORWARD, _BACKWARD = list(range(20, 30)), list(range(40, 52))
+
+
+@pytest.mark.parametrize(
+    ("step", "evaluated"),
+    [
+        pytest.param(_FORWARD + _BACKWARD, _FORWARD, id="forward only"),
+        pytest.param([*_FORWARD, *((_FORWARD + _BACKWARD) * 5), *_BACKWARD, 60], _FORWARD * 6, id="pipeline"),
+    ],
+)
+def test_an_evaluation_that_goes_forward_only_has_lost_nothing(step: list[int], evaluated: list[int]) -> None:
+    whole = _rows((step * 50 + evaluated * 12) * 3 + step * 10)
+    assert not _filled(whole).is_lost.any()
+    calls, waiting, amount = LostCalls(("text",)), whole[:0], 0
+    for begin in range(0, len(whole), 50):
+        waiting = row_ops.concat([waiting, whole[begin : begin + 50]])
+        found = calls.fill(waiting, final=False)
+        assert not found.is_lost.any()
+        amount, waiting = amount + found.amount, waiting[found.amount :]
+    assert len(waiting) < 2 * len(step) + 100
+
+
+def test_what_an_evaluation_lost_itself_is_still_put_in() -> None:
+    whole = _rows((_FORWARD + _BACKWARD) * 50 + _FORWARD * 12 + (_FORWARD + _BACKWARD) * 10)
+    gone = [1100 + 10 * nth + nth % 8 + 1 for nth in range(0, 12, 3)]
+    assert _filled(np.delete(whole, gone)).rows["text"].tolist() == whole["text"].tolist()
+
+
 def test_what_the_program_does_not_call_is_left_where_it_is() -> None:
     texts = _STEP * 40
     texts[500:500] = [11, 12, 1, 13]

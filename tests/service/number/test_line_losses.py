@@ -10,6 +10,7 @@ from benchmarks.alignment.lost_lines import Loss, Tally, follow, tally, true_ope
 
 from ncclscope_service.number.across_ranks import STEPS
 from ncclscope_simulator import SimulationConfig, write
+from ncclscope_simulator.faults import Fault
 
 
 def _counted(folder: Path, loss: Loss, *, stamps: bool, **more: Any) -> tuple[Tally, int]:
@@ -45,6 +46,29 @@ def test_what_waits_is_numbered_anew_when_a_program_is_learnt(tmp_path: Path, st
     assert counted.measured >= 0.95 * counted.possible
     assert counted.wrong <= 0.001 * counted.judged
     assert counted.numbered >= 0.8 * counted.lines
+
+
+@pytest.mark.parametrize("apart_ms", [80.0, 3000.0])
+def test_a_pause_of_all_is_none_although_clocks_are_apart(tmp_path: Path, apart_ms: float) -> None:
+    pauses = tuple(Fault("pause", first=first, seconds=0.5) for first in (12, 20))
+    wanted: dict[str, Any] = {"step_seconds": 0.1, "clock_offset_ms": apart_ms, "seed": 3, "capture": "none"}
+    counted, healed = _counted(tmp_path, Loss("none"), stamps=True, faults=pauses, **wanted)
+    assert healed == 0
+    assert counted.numbered == counted.lines
+
+
+def test_ranks_without_a_program_take_their_numbers_from_those_with_one(tmp_path: Path) -> None:
+    fsdp: dict[str, Any] = {"tp": 1, "dp": 8, "fsdp": True, "layers": 4, "step_seconds": 1.0}
+    counted, _ = _counted(tmp_path, Loss("5 %", lost=0.05), stamps=True, capture="duty:0.4", **fsdp)
+    assert counted.measured >= 0.95 * counted.possible
+    assert counted.numbered >= 0.99 * counted.lines
+
+
+def test_steps_that_hosts_with_clocks_apart_paused_in_are_not_lost_with_lines_beside(tmp_path: Path) -> None:
+    pauses = tuple(Fault("pause", first=first, seconds=0.5) for first in (12, 16, 20, 24))
+    wanted: dict[str, Any] = {"step_seconds": 0.1, "clock_offset_ms": 300.0, "seed": 3, "capture": "none"}
+    counted, _ = _counted(tmp_path, Loss("5 %", lost=0.05), stamps=True, faults=pauses, **wanted)
+    assert counted.numbered >= 0.99 * counted.lines
 
 
 def test_a_job_that_lost_nothing_has_no_holes(tmp_path: Path) -> None:
