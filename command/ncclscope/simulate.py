@@ -43,7 +43,7 @@ _SECTIONS: Final = {
     "Machine and parallelism": ("nodes", "gpus", "tp", "pp", "dp", "ep", "cp", "order", "process_per_node"),
     "Time and chance": (
         *("iterations", "step_seconds", "seed", "live", "seconds", "compute_cv", "bandwidth_cv"),
-        *("noise_correlation", "imbalance", "contention", "gpu_speed"),
+        *("noise_correlation", "imbalance", "contention", "gpu_speed", "evaluate_every", "evaluate_steps"),
     ),
     "Faults": ("fault",),
     "Model and framework": (
@@ -114,6 +114,8 @@ _SECTIONS: Final = {
 @click.option("--hidden", default=2048, help="Hidden size: message sizes follow.")
 @click.option("--sequence", default=2048, help="Sequence length: message sizes follow.")
 @click.option("--step-seconds", default=0.4, help="Length of a step if communication cost nothing.")
+@click.option("--evaluate-every", default=None, type=int, help="Evaluate, forward only, after so many steps.")
+@click.option("--evaluate-steps", default=10, help="With --evaluate-every: how often a step goes forward then.")
 @click.option(
     "--gpu-speed",
     metavar="tflops=N,memory=N[,processors=N]",

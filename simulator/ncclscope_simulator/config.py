@@ -46,6 +46,8 @@ _LEAST: Final = (
     ("iterations", 1),
     ("graphs_per_step", 1),
     ("recapture_every", 1),
+    ("evaluate_every", 1),
+    ("evaluate_steps", 1),
     ("work_fifo", 2),
     ("chunk_seconds", 0.1),
     ("cuda_graphs", 0),
@@ -111,6 +113,10 @@ class SimulationConfig:
     """Operations as Megatron-LM core 0.13 calls them, of this model; None: the simpler ones."""
     iterations: int | None = 10
     """Training steps; None: until the job is stopped."""
+    evaluate_every: int | None = None
+    """Steps after which the model is evaluated: forward only, as a part of the last of them; None: never."""
+    evaluate_steps: int = 10
+    """How often the microbatches of a step go forward then, each time with an AllReduce of the loss."""
     seed: int = 0
     layers: int = 2
     """Transformer layers per pipeline stage."""
@@ -277,7 +283,7 @@ def _mistakes(config: SimulationConfig) -> list[str]:
     """
     found = [f"{name} must be at least 1, not {getattr(config, name)}" for name in _SIZES if getattr(config, name) < 1]
     if not found:
-        parts = (_parallelism, _schemes, _megatron, _choices, _capture, _numbers)
+        parts = (_parallelism, _schemes, _megatron, _evaluation, _choices, _capture, _numbers)
         found = [complaint for part in parts for complaint in part(config)] or list(_impossible_faults(config))
     return [*found, *_version(config)]
 
@@ -296,6 +302,13 @@ def _parallelism(config: SimulationConfig) -> Iterator[str]:
         yield f"interleave={config.interleave} needs pp > 1 and must divide layers={config.layers}"
     if config.interleave > 1 and config.microbatches % config.pp:
         yield f"with interleave, microbatches={config.microbatches} must be a multiple of pp={config.pp}"
+
+
+def _evaluation(config: SimulationConfig) -> Iterator[str]:
+    if config.evaluate_every is not None and (
+        config.interleave > 1 or config.megatron is not None or config.cuda_graphs is not None
+    ):
+        yield "evaluate_every needs a plain schedule: no interleave, no emission megatron, no cuda_graphs"
 
 
 def _choices(config: SimulationConfig) -> Iterator[str]:

@@ -147,6 +147,13 @@ class Pipeline:
             self._layers.backward(last=nth == warm_up - 1)
             self._transfer(send_before=True)
 
+    def evaluate(self) -> None:
+        """All microbatches of a step, forward only. Source: the same with `forward_only`."""
+        for _ in range(self._config.microbatches):
+            self._transfer(receive_before=True)
+            self._layers.forward()
+            self._transfer(send_after=True)
+
     def _interleaved(self) -> None:
         """1F1B with several chunks of layers on each rank; the stages form a ring."""
         config, stage = self._config, self._script.stage

@@ -19,7 +19,7 @@ from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.export import ExportWriter
 from ncclscope_simulator.groups import Endpoint, Group, build_endpoints, build_groups
 from ncclscope_simulator.observation import Observer
-from ncclscope_simulator.program import build_programs, wrong_programs
+from ncclscope_simulator.program import build_evaluations, build_programs, wrong_programs
 from ncclscope_simulator.runs import Step
 from ncclscope_simulator.startup import shut_down, start_up
 from ncclscope_simulator.timeline import Timeline
@@ -85,6 +85,9 @@ class Player:
         self._first = self._programs
         if first is not None:
             self._first = first(config, self._groups, self._endpoints)
+        self._evaluating = self._programs
+        if config.evaluate_every is not None:
+            self._evaluating = build_evaluations(config, self._groups, self._endpoints)
         self._wrong = wrong_programs(config, self._groups, self._endpoints)
         self._timeline = Timeline(config, self._groups)
         self._tally = Tally()
@@ -195,6 +198,9 @@ class Player:
 
     def _programs_of(self, iteration: int) -> list[list[Action]]:
         programs = self._first if iteration == 0 else self._programs
+        every = self._config.evaluate_every
+        if every is not None and (iteration + 1) % every == 0:
+            programs = self._evaluating
         return [self._wrong.get((rank, iteration), own) for rank, own in enumerate(programs)]
 
     def _step_clocks(self) -> None:

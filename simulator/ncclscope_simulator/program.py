@@ -32,6 +32,21 @@ def build_programs(
     return [script.actions for script in scripts]
 
 
+def build_evaluations(
+    config: SimulationConfig, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
+) -> list[list[Action]]:
+    """For each rank the actions of a step behind which the model is evaluated."""
+    scripts = [Script(config, groups, endpoints[rank], rank) for rank in range(config.world)]
+    for script in scripts:
+        write_step(script)
+        pipeline = Pipeline(script, Layers(script, Gradients(script)))
+        for _ in range(config.evaluate_steps):
+            pipeline.evaluate()
+            script.launch(script.collective(script.world, "AllReduce", "evaluated", 1, FLOAT32))
+            script.synchronise()
+    return [script.actions for script in scripts]
+
+
 def write_step(script: Script) -> None:
     """Writes down all that a rank does in a step."""
     script.late("step")

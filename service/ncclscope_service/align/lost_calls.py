@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp, lgamma, log, log1p
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,10 @@ class _Program:
     symbols: list[int]
     places: dict[int, list[int]]
     """By symbol, ascending."""
+    _found: dict[tuple[int | None, bool, bytes], tuple[int | None, bool, list[int]]] = field(
+        default_factory=dict[tuple[int | None, bool, bytes], tuple[int | None, bool, list[int]]]
+    )
+    """What was found last: evaluations leave out the same again and again."""
 
     @classmethod
     def of(cls, symbols: list[int]) -> _Program:
@@ -106,6 +110,36 @@ class _Program:
         begin = (place + 1) % len(self.symbols)
         differs = np.flatnonzero(symbols != np.resize(np.roll(self.symbols, -begin), len(symbols)))
         return int(differs[0]) if len(differs) else len(symbols)
+
+    def skipped(
+        self, place: int | None, symbols: NDArray[np.int64], *, is_strange: bool
+    ) -> tuple[int | None, bool, list[int]]:
+        """The place of the first of these, which does not come behind a place; whether it is none of the program, as
+        the one before it `is_strange`; and the symbols of the calls between, which were lost.
+        """
+        key = place, is_strange, symbols.tobytes()
+        if key not in self._found:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            self._found[key] = self._look_ahead(place, symbols.tolist(), is_strange=is_strange)
+        return self._found[key]
+
+    def _look_ahead(
+        self, place: int | None, symbols: list[int], *, is_strange: bool
+    ) -> tuple[int | None, bool, list[int]]:
+        first, behind = symbols[0], symbols[1:]
+        if place is None:
+            found = self.places.get(first, [])[:_FIRST_TRIED]
+            return min(found, key=lambda each: self.cost(behind, each)) if found else None, False, []
+        tried = [
+            (min(each, _MANY + _EACH_OF_MANY * each) + self.cost(behind, self.behind(place, each + 1)), each)
+            for each in self.ahead(first, place)
+        ]
+        if not tried or min(tried)[0] > (_STRANGE if is_strange else _OUT_OF_PLACE) + self.cost(behind, place):
+            return place, True, []
+        amount = min(tried)[1]
+        lost = [self.symbols[self.behind(place, each + 1)] for each in range(amount)]
+        return self.behind(place, amount + 1), False, lost
 
     def cost(self, symbols: list[int], place: int) -> int:
         """How many calls were lost, or are strange and cost as much, if the one before these is at a place."""
@@ -135,10 +169,6 @@ class Filled:
         return present[np.searchsorted(present, np.flatnonzero(self.is_lost))]
 
 
-_Gap: TypeAlias = tuple[int, int]
-"""The place before calls that are missing, and how many they are."""
-
-
 @dataclass(slots=True)
 class _Walk:
     """Calls of one thread along a program."""
@@ -154,8 +184,10 @@ class _Walk:
     """Whether the last call is none of the program: then the next one easily is, too."""
     calls: int = 0
     """Calls so far."""
-    gaps: deque[tuple[int, _Gap]] = field(default_factory=deque[tuple[int, _Gap]])
-    """The last ones of many calls, and before how many calls."""
+    gaps: deque[tuple[int, int, int]] = field(default_factory=deque[tuple[int, int, int]])
+    """Where many calls are missing in the last step and the next: behind how many calls and which place, how many."""
+    _scout: _Walk | None = None
+    """The same walk a step ahead, which finds them."""
 
     def find_lost(
         self, symbols: NDArray[np.int64], *, judged_after: int, final: bool
@@ -179,13 +211,13 @@ class _Walk:
                 if not final and nth + ahead >= len(symbols):
                     break
                 since = self.place, self.strange, self.is_strange
-                skipped = self._skipped(symbols[nth : nth + 1 + ahead].tolist())
+                skipped = self._skipped(symbols[nth : nth + 1 + ahead])
                 if since[0] is not None and self._are_many(skipped):
-                    were_left_out = self._recurs((since[0], len(skipped)), symbols[nth + 1 :], final=final)
-                    if were_left_out is None:
+                    made = self._made(skipped, since[0], symbols[nth + 1 :], final=final)
+                    if made is None:
                         self.place, self.strange, self.is_strange = since
                         break
-                    skipped = [] if were_left_out else skipped
+                    skipped = made
                 before += [nth] * len(skipped)
                 lost += skipped
             nth, self.seen = nth + max(agreeing, 1), self.seen + max(agreeing, 1)
@@ -195,67 +227,54 @@ class _Walk:
     def _are_many(self, skipped: list[int]) -> bool:
         return len(skipped) >= min(_LEFT_OUT, max(_SHORTEST, _PART_LEFT_OUT * len(self.program.symbols)))
 
-    def _recurs(self, gap: _Gap, symbols: NDArray[np.int64], *, final: bool) -> bool | None:
-        """Whether the same calls are missing in the step before or behind; None if that is not known yet.
+    def _made(self, skipped: list[int], before: int, symbols: NDArray[np.int64], *, final: bool) -> list[int] | None:
+        """Those of many calls missing behind a place that were made, and so were lost; None if that is not known yet.
 
-        `symbols`: behind the gap and the call after it, which is at the place now.
+        `symbols`: behind the call that follows them, which is at the place now.
         """
         length = len(self.program.symbols)
         while self.gaps and self.calls - self.gaps[0][0] > (1 + _EVEN) * length:
             self.gaps.popleft()
-        before = [each for _, each in self.gaps]
-        is_known = self._show_left_out(before, gap)
-        ahead = symbols[: length + _AHEAD]
-        if not is_known and not final and len(ahead) < length + _AHEAD:
+        if not final and len(symbols) < length + 2 * _AHEAD:
             return None
-        self.gaps.append((self.calls, gap))
-        return is_known or self._show_left_out([*before, *_Walk(self.program, self.place)._gaps_of(ahead)], gap)
+        if self._scout is None or self._scout.calls <= self.calls:
+            self._scout = _Walk(self.program, self.place, calls=self.calls + 1)
+            self.gaps.append((self.calls, before, len(skipped)))
+        self.gaps.extend(self._scout._find_gaps(symbols[self._scout.calls - self.calls - 1 : length + 2 * _AHEAD]))
+        gaps = [(self._apart(before, place), amount) for at, place, amount in self.gaps if at != self.calls]
+        alike = [each for each in gaps if abs(each[0]) <= _ROUGHLY and abs(each[1] - len(skipped)) <= 2 * _ROUGHLY]
+        if not alike:
+            return [] if len(gaps) >= _MANY_GAPS else skipped
+        # What is missing there too was not made; what is missing beside it is lost.
+        begin = max(0, *(apart for apart, _ in alike))
+        end = min(len(skipped), *(apart + amount for apart, amount in alike))
+        return [*skipped[:begin], *skipped[end:]]
 
-    def _show_left_out(self, gaps: Sequence[_Gap], gap: _Gap) -> bool:
-        """Whether these, of a step before and a step behind one, show that its calls were not made."""
-        return len(gaps) >= _MANY_GAPS or any(self._are_alike(each, gap) for each in gaps)
-
-    def _gaps_of(self, symbols: NDArray[np.int64]) -> Iterator[_Gap]:
-        """Where many calls are missing among these."""
+    def _find_gaps(self, symbols: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Goes on along these, but for the last few; gives where many calls are missing (`gaps`)."""
         nth = 0
-        while nth < len(symbols):
+        while nth < len(symbols) - _AHEAD:
             agreeing = self.program.agreeing(symbols[nth:], self.place) if self.place is not None else 0
             if agreeing and self.place is not None:
                 self.place = self.program.behind(self.place, agreeing)
             else:
                 before = self.place
-                skipped = self._skipped(symbols[nth : nth + 1 + _AHEAD].tolist())
+                skipped = self._skipped(symbols[nth : nth + 1 + _AHEAD])
                 if before is not None and self._are_many(skipped):
-                    yield before, len(skipped)
+                    yield self.calls, before, len(skipped)
             nth += max(agreeing, 1)
+            self.calls += max(agreeing, 1)
 
-    def _are_alike(self, one: _Gap, other: _Gap) -> bool:
-        apart = (one[0] - other[0]) % len(self.program.symbols)
-        is_same_place = min(apart, len(self.program.symbols) - apart) <= _ROUGHLY
-        return is_same_place and abs(one[1] - other[1]) <= 2 * _ROUGHLY
+    def _apart(self, place: int, other: int) -> int:
+        """How many calls one place is behind another, the shorter way round."""
+        half = len(self.program.symbols) // 2
+        return (other - place + half) % len(self.program.symbols) - half
 
-    def _skipped(self, symbols: list[int]) -> list[int]:
+    def _skipped(self, symbols: NDArray[np.int64]) -> list[int]:
         """The calls (symbols) that were lost before the first of these, which is not the next of the program."""
-        program, place, first, behind = self.program, self.place, symbols[0], symbols[1:]
-        if place is None:
-            found = program.places.get(first, [])[:_FIRST_TRIED]
-            self.place = min(found, key=lambda each: program.cost(behind, each)) if found else None
-            return []
-        tried = [
-            (
-                min(each, _MANY + _EACH_OF_MANY * each) + program.cost(behind, program.behind(place, each + 1)),
-                each,
-            )
-            for each in program.ahead(first, place)
-        ]
-        strange = _STRANGE if self.is_strange else _OUT_OF_PLACE
-        self.is_strange = not tried or min(tried)[0] > strange + program.cost(behind, place)
-        if self.is_strange:
-            self.strange += 1
-            return []
-        skipped = min(tried)[1]
-        self.place = program.behind(place, skipped + 1)
-        return [program.symbols[program.behind(place, each + 1)] for each in range(skipped)]
+        self.place, self.is_strange, skipped = self.program.skipped(self.place, symbols, is_strange=self.is_strange)
+        self.strange += self.is_strange
+        return skipped
 
 
 @dataclass(slots=True)
