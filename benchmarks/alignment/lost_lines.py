@@ -334,6 +334,8 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     "FSDP8": {"tp": 1, "pp": 1, "dp": 8, "fsdp": True, "layers": 4},
     "EP4 DP8": {"tp": 1, "pp": 1, "dp": 8, "ep": 4, "layers": 4},
     "demo": {"nodes": 4, "gpus": 2, "order": "tp-pp-dp"},
+    "TP4 DP2 evaluated": {"tp": 4, "pp": 1, "dp": 2, "evaluate_every": 8},
+    "TP2 PP2 DP2 evaluated": {"tp": 2, "pp": 2, "dp": 2, "evaluate_every": 8},
 }
 """All of 8 ranks, on 2 nodes but for that of `ncclscope demo`."""
 _JOB: Final[dict[str, Any]] = {"iterations": 30, "step_seconds": 1.0, "hang_seconds": 1.0}
@@ -356,7 +358,7 @@ def _cases(*, short: bool) -> Iterator[Case]:
         yield from (Case(first, loss, stamps=stamps, capture="duty:0.4") for loss in ("none", "1 %", "5 %"))
         logs = ("1 %", "5 %", "1 % torn pairs", "2 % in bursts", "10 s of a rank")
         yield from (Case(first, loss, stamps=stamps, capture="none") for loss in logs)
-        for shape in list(SHAPES)[1:]:
+        for shape in list(SHAPES)[1:5]:
             yield from (Case(shape, loss, stamps=stamps) for loss in ("1 %", "5 %"))
             yield Case(shape, "1 %", stamps=stamps, capture="none")
     yield from (
@@ -364,6 +366,12 @@ def _cases(*, short: bool) -> Iterator[Case]:
         for stamps in (True, False)
         for shape in ("TP2 PP2 DP2", "FSDP8", "EP4 DP8")
         for loss in ("none", "1 %", "5 %")
+    )
+    yield from (
+        Case(f"{shape} evaluated", loss, capture=capture)
+        for shape in (first, "TP2 PP2 DP2")
+        for capture in ("full", "none")
+        for loss in ("none", "1 %")
     )
     for nccl in ("2.18", "2.21"):
         yield from (Case(first, loss, nccl, stamps=False) for loss in ("1 %", "5 %"))

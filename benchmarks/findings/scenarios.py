@@ -105,6 +105,7 @@ class _Draft:
     noise: str = "plain"
     faults: tuple[str, ...] = ()
     steps: int = 60
+    evaluate_every: int | None = None
     chunk_seconds: float = 2.0
     hang_seconds: float = 40.0
     lagging: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -121,6 +122,7 @@ class _Draft:
             chunk_seconds=self.chunk_seconds,
             hang_seconds=self.hang_seconds,
             iterations=self.steps,
+            evaluate_every=self.evaluate_every,
             faults=parse_faults(self.faults),
             seed=seed,
         )
@@ -187,7 +189,11 @@ def _interrupted() -> Iterator[_Draft]:
     for shape in ("8: tp2 pp2 dp2", "16: tp4 dp4"):
         for name, faults in (("evaluation", evaluation), ("checkpoint by rank 0", checkpoint), ("start-up", start)):
             steps = 60 if name == "start-up" else 80
-            yield _Draft(family=f"healthy, {name}", shape=shape, noise="correlated", faults=faults, steps=steps)
+            every = 40 if name == "evaluation" else None
+            yield _Draft(
+                family=f"healthy, {name}", shape=shape, noise="correlated", faults=faults, steps=steps,
+                evaluate_every=every,
+            )  # fmt: skip
 
 
 def _late() -> Iterator[_Draft]:

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import exp, lgamma, log, log1p
+from math import ceil, exp, lgamma, log, log1p
 from typing import Final
 
 import numpy as np
@@ -63,9 +63,8 @@ _EACH_OF_MANY: Final = 0.01
 """Cost of many calls that were lost, and of each of them: they are lost one by one, or by the hundred."""
 _OUT_OF_PLACE: Final = 8
 """Cost of the first call that the program has elsewhere and that is none of it here."""
-_LEFT_OUT: Final = 6
-_PART_LEFT_OUT: Final = 0.25
-"""So many calls, or such a part of a step, may be missing because they were not made."""
+_LEAST_LOST: Final = 0.001
+"""Share of calls that is lost at least, by which it is judged how many are hardly lost in a row."""
 _MANY_GAPS: Final = 3
 """So many more times in two steps they are hardly lost."""
 _ROUGHLY: Final = 2
@@ -182,6 +181,10 @@ class _Walk:
     """Calls since it was judged."""
     is_strange: bool = False
     """Whether the last call is none of the program: then the next one easily is, too."""
+    lost: int = 0
+    """Calls that were lost, since it was judged."""
+    lost_share: float = _LEAST_LOST
+    """Share of all calls that was lost before."""
     calls: int = 0
     """Calls so far."""
     gaps: deque[tuple[int, int, int]] = field(default_factory=deque[tuple[int, int, int]])
@@ -212,7 +215,7 @@ class _Walk:
                     break
                 since = self.place, self.strange, self.is_strange
                 skipped = self._skipped(symbols[nth : nth + 1 + ahead])
-                if since[0] is not None and self._are_many(skipped):
+                if since[0] is not None and len(skipped) >= self.many:
                     made = self._made(skipped, since[0], symbols[nth + 1 :], final=final)
                     if made is None:
                         self.place, self.strange, self.is_strange = since
@@ -220,12 +223,23 @@ class _Walk:
                     skipped = made
                 before += [nth] * len(skipped)
                 lost += skipped
+                self.lost += len(skipped)
             nth, self.seen = nth + max(agreeing, 1), self.seen + max(agreeing, 1)
             self.calls += max(agreeing, 1)
         return nth, before, lost
 
-    def _are_many(self, skipped: list[int]) -> bool:
-        return len(skipped) >= min(_LEFT_OUT, max(_SHORTEST, _PART_LEFT_OUT * len(self.program.symbols)))
+    @property
+    def many(self) -> int:
+        """So many calls in a row are hardly lost one by one, anywhere in two steps."""
+        return ceil(log(_BY_CHANCE / (2 * len(self.program.symbols))) / log(self.lost_share))
+
+    def judge(self) -> bool:
+        """Whether the last calls fit; what was lost among them is what is to be expected from now on."""
+        fits = self.strange <= _MISFITS * self.seen
+        recent = self.lost / (self.seen + self.lost)
+        self.lost_share = max(_LEAST_LOST, (self.lost_share + recent) / 2)
+        self.strange = self.seen = self.lost = 0
+        return fits
 
     def _made(self, skipped: list[int], before: int, symbols: NDArray[np.int64], *, final: bool) -> list[int] | None:
         """Those of many calls missing behind a place that were made, and so were lost; None if that is not known yet.
@@ -238,13 +252,14 @@ class _Walk:
         if not final and len(symbols) < length + 2 * _AHEAD:
             return None
         if self._scout is None or self._scout.calls <= self.calls:
-            self._scout = _Walk(self.program, self.place, calls=self.calls + 1)
+            self._scout = _Walk(self.program, self.place, lost_share=self.lost_share, calls=self.calls + 1)
             self.gaps.append((self.calls, before, len(skipped)))
         self.gaps.extend(self._scout._find_gaps(symbols[self._scout.calls - self.calls - 1 : length + 2 * _AHEAD]))
         gaps = [(self._apart(before, place), amount) for at, place, amount in self.gaps if at != self.calls]
         alike = [each for each in gaps if abs(each[0]) <= _ROUGHLY and abs(each[1] - len(skipped)) <= 2 * _ROUGHLY]
         if not alike:
-            return [] if len(gaps) >= _MANY_GAPS else skipped
+            is_short = len(symbols) < length + 2 * _AHEAD  # it ends amid an evaluation, or rests there
+            return [] if len(gaps) >= (1 if is_short else _MANY_GAPS) else skipped
         # What is missing there too was not made; what is missing beside it is lost.
         begin = max(0, *(apart for apart, _ in alike))
         end = min(len(skipped), *(apart + amount for apart, amount in alike))
@@ -260,7 +275,7 @@ class _Walk:
             else:
                 before = self.place
                 skipped = self._skipped(symbols[nth : nth + 1 + _AHEAD])
-                if before is not None and self._are_many(skipped):
+                if before is not None and len(skipped) >= self.many:
                     yield self.calls, before, len(skipped)
             nth += max(agreeing, 1)
             self.calls += max(agreeing, 1)
@@ -329,7 +344,8 @@ class LostCalls:
             before += [end + each for each in own_before]
             lost += own_lost
             end += amount
-            self._judge(self._walk)
+            if self._walk.seen >= _REMEMBERED and not self._walk.judge():
+                self._walk, self._look = None, _FIRST_LOOK
         every = row_ops.concat([rows[:end], *(self._like[symbol] for symbol in lost)])
         order = np.argsort(np.concatenate([np.arange(end), np.asarray(before) - 0.5]), kind="stable")
         return Filled(row_ops.take(every, order), order >= end, end)
@@ -349,22 +365,14 @@ class LostCalls:
             is_last = amount >= _LAST_LOOK or (final and amount == len(symbols))
             for texts, lost in _programs_of(symbols[:amount], is_last=is_last):
                 program = _Program.of(texts.tolist())
-                trial = _Walk(program)
+                trial = _Walk(program, lost_share=max(_LEAST_LOST, lost))
                 _, before, _ = trial.find_lost(symbols[:amount], judged_after=amount, final=True)
                 if len(before) <= (2 * lost + _MORE_LOST) * amount and trial.strange <= _MOST_STRANGE * amount:
-                    return _Walk(program)
+                    return _Walk(program, lost_share=max(_LEAST_LOST, lost))
             if final and amount == len(symbols):
                 return None
             self._look = 2 * self._look if self._look < _LAST_LOOK else None
         return None
-
-    def _judge(self, walk: _Walk) -> None:
-        """Gives the program up if most of the last calls are none of it."""
-        if walk.seen < _REMEMBERED:
-            return
-        if walk.strange > _MISFITS * walk.seen:
-            self._walk, self._look = None, _FIRST_LOOK
-        walk.strange = walk.seen = 0
 
 
 def _programs_of(symbols: NDArray[np.int64], *, is_last: bool) -> Iterator[tuple[NDArray[np.int64], float]]:
