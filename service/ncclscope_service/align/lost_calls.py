@@ -63,10 +63,14 @@ _EACH_OF_MANY: Final = 0.01
 """Cost of many calls that were lost, and of each of them: they are lost one by one, or by the hundred."""
 _OUT_OF_PLACE: Final = 8
 """Cost of the first call that the program has elsewhere and that is none of it here."""
-_LEAST_LOST: Final = 0.001
+_LEAST_LOST: Final = 1e-6
 """Share of calls that is lost at least, by which it is judged how many are hardly lost in a row."""
+_STEPS_APART: Final = 2.25
+"""Within so many steps calls that are left out are left out again: with up to twice the microbatches the program has
+two steps where there is one.
+"""
 _MANY_GAPS: Final = 3
-"""So many more times in two steps they are hardly lost."""
+"""So many more times they are hardly lost."""
 _ROUGHLY: Final = 2
 """Calls by which what is missing in two steps may differ: those beside it may be lost."""
 _REMEMBERED: Final = 256
@@ -183,12 +187,14 @@ class _Walk:
     """Whether the last call is none of the program: then the next one easily is, too."""
     lost: int = 0
     """Calls that were lost, since it was judged."""
+    left_out: int = 0
+    """Calls that were missing and not made."""
     lost_share: float = _LEAST_LOST
     """Share of all calls that was lost before."""
     calls: int = 0
     """Calls so far."""
     gaps: deque[tuple[int, int, int]] = field(default_factory=deque[tuple[int, int, int]])
-    """Where many calls are missing in the last step and the next: behind how many calls and which place, how many."""
+    """Where many calls are missing in the last steps and the next: behind how many calls and which place, how many."""
     _scout: _Walk | None = None
     """The same walk a step ahead, which finds them."""
 
@@ -220,6 +226,7 @@ class _Walk:
                     if made is None:
                         self.place, self.strange, self.is_strange = since
                         break
+                    self.left_out += len(skipped) - len(made)
                     skipped = made
                 before += [nth] * len(skipped)
                 lost += skipped
@@ -230,8 +237,8 @@ class _Walk:
 
     @property
     def many(self) -> int:
-        """So many calls in a row are hardly lost one by one, anywhere in two steps."""
-        return ceil(log(_BY_CHANCE / (2 * len(self.program.symbols))) / log(self.lost_share))
+        """So many calls in a row are hardly lost one by one, anywhere in a few steps."""
+        return ceil(log(_BY_CHANCE / (2 * _STEPS_APART * len(self.program.symbols))) / log(self.lost_share))
 
     def judge(self) -> bool:
         """Whether the last calls fit; what was lost among them is what is to be expected from now on."""
@@ -246,20 +253,22 @@ class _Walk:
 
         `symbols`: behind the call that follows them, which is at the place now.
         """
-        length = len(self.program.symbols)
-        while self.gaps and self.calls - self.gaps[0][0] > (1 + _EVEN) * length:
+        reach = int(_STEPS_APART * len(self.program.symbols))
+        while self.gaps and self.calls - self.gaps[0][0] > reach:
             self.gaps.popleft()
-        if not final and len(symbols) < length + 2 * _AHEAD:
+        if not final and len(symbols) < reach + 2 * _AHEAD:
             return None
         if self._scout is None or self._scout.calls <= self.calls:
             self._scout = _Walk(self.program, self.place, lost_share=self.lost_share, calls=self.calls + 1)
             self.gaps.append((self.calls, before, len(skipped)))
-        self.gaps.extend(self._scout._find_gaps(symbols[self._scout.calls - self.calls - 1 : length + 2 * _AHEAD]))
+        self.gaps.extend(self._scout._find_gaps(symbols[self._scout.calls - self.calls - 1 : reach + 2 * _AHEAD]))
         gaps = [(self._apart(before, place), amount) for at, place, amount in self.gaps if at != self.calls]
-        alike = [each for each in gaps if abs(each[0]) <= _ROUGHLY and abs(each[1] - len(skipped)) <= 2 * _ROUGHLY]
+        roughly = _ROUGHLY if self.many > 1 else 0  # where nothing is lost the same calls are left out
+        alike = [each for each in gaps if abs(each[0]) <= roughly and abs(each[1] - len(skipped)) <= 2 * roughly]
         if not alike:
-            is_short = len(symbols) < length + 2 * _AHEAD  # it ends amid an evaluation, or rests there
-            return [] if len(gaps) >= (1 if is_short else _MANY_GAPS) else skipped
+            is_short = len(symbols) < reach + 2 * _AHEAD  # it ends amid an evaluation, or rests there
+            several = sum(amount > 1 for _, amount in gaps) if len(skipped) > 1 else 0
+            return [] if several >= (1 if is_short else _MANY_GAPS) else skipped
         # What is missing there too was not made; what is missing beside it is lost.
         begin = max(0, *(apart for apart, _ in alike))
         end = min(len(skipped), *(apart + amount for apart, amount in alike))
@@ -314,6 +323,11 @@ class LostCalls:
         """Calls after which the program repeats; 0 if that is not known."""
         return len(self._walk.program.symbols) if self._walk is not None else 0
 
+    @property
+    def many(self) -> int:
+        """So many calls in a row are hardly lost one by one; 0 if there is no program."""
+        return self._walk.many if self._walk is not None else 0
+
     def program_rows(self) -> Columns:
         """The calls of one step, each like any of its place; a program is known."""
         assert self._walk is not None
@@ -367,7 +381,9 @@ class LostCalls:
                 program = _Program.of(texts.tolist())
                 trial = _Walk(program, lost_share=max(_LEAST_LOST, lost))
                 _, before, _ = trial.find_lost(symbols[:amount], judged_after=amount, final=True)
-                if len(before) <= (2 * lost + _MORE_LOST) * amount and trial.strange <= _MOST_STRANGE * amount:
+                # A microbatch is the program only of steps that are too long for it.
+                missing = len(before) + (0 if is_last else trial.left_out)
+                if missing <= (2 * lost + _MORE_LOST) * amount and trial.strange <= _MOST_STRANGE * amount:
                     return _Walk(program, lost_share=max(_LEAST_LOST, lost))
             if final and amount == len(symbols):
                 return None

@@ -11,7 +11,7 @@ of the same host are asked, whose clock is the same; where it has no other, all.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +30,7 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 _LINE: Final = np.dtype([("id", "<i8"), ("member", "<i4"), ("text", "<i4"), ("way", "<i8"), ("at_ns", "<i8")])
 COLLECTIVE: Final = NO_NUMBER
 """The way of collectives; of a Send or Recv it says the operation and the peer."""
+_LEAST: Final = 2
 _BURST: Final = 4
 """Lines that are lost in a row, from which on more of them may be: one by one so many are hardly lost together."""
 _OF_STEP: Final = 0.9
@@ -39,6 +40,8 @@ _PARTS: Final = 8
 _REMEMBERED: Final = 1024
 _ASKED: Final = 64
 """Processes of a job by which the steps of another one are counted: after a pause of all, each has to be told."""
+_BURSTS: Final = 256
+_HOUR_NS: Final = 3_600_000_000_000
 _WHOLE: Final = np.iinfo(np.int64).max
 
 
@@ -52,6 +55,8 @@ class _Burst:
     """When the line before them was logged, or came."""
     until_ns: int
     """... and that behind them."""
+    lost: Columns
+    """The calls (`_LINE`) that the program has there."""
 
 
 @dataclass(slots=True)
@@ -65,7 +70,9 @@ class _Lines:
     is_stamped: bool = False
     """Whether they say when they were logged: when they came tells of no pause between them."""
     bursts: list[_Burst] = field(default_factory=list[_Burst])
-    """Of which it is not known yet how many steps they hold."""
+    """Of which it is not known yet whether their calls were made, and how many steps more."""
+    _bursts_ns: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_BURSTS))
+    """When the last ones began and ended."""
     _made: float = 0.0
     """Steps so far, from any place on."""
     _last_ns: int = NO_TIME_NS
@@ -73,29 +80,39 @@ class _Lines:
     """When it had made `_steps`."""
     _steps: NDArray[np.float64] = field(default_factory=lambda: np.empty(0, np.float64))
 
-    def fill(self, *, final: bool) -> Filled:
-        """The waiting lines that are known by now, with those lost between them."""
+    def fill(self, *, final: bool) -> tuple[Columns, NDArray[np.int64]]:
+        """Looks at the waiting lines that are known by now; gives calls that were lost one by one among them, and the
+        ids of the lines behind these.
+        """
         filled = self.calls.fill(self.waiting, final=final)
         self.waiting = self.waiting[filled.amount :]
+        following = filled.rows["id"][filled.following]
+        lost = filled.rows[filled.is_lost]
         if self.calls.step and filled.amount:
-            self._note(filled)
-        return filled
+            is_alone = ~np.isin(following, self._note(filled))
+            lost, following = row_ops.filter_rows(lost, is_alone), following[is_alone]
+        return lost, following
 
-    def _note(self, filled: Filled) -> None:
+    def _note(self, filled: Filled) -> list[int]:
+        """Gives the lines that are behind a burst."""
         lines = np.flatnonzero(~filled.is_lost)
         at_ns = filled.rows["at_ns"][lines]
         amounts = np.diff(lines, prepend=-1) - 1
         before_ns = np.append(self._last_ns, at_ns[:-1])
         paused = at_ns - before_ns > _OF_STEP * self._step_ns()
-        is_burst = (amounts >= _BURST) | (self.is_stamped & paused & (amounts > 0))
+        is_burst = (amounts >= max(_LEAST, min(_BURST, self.calls.many))) | (self.is_stamped & paused & (amounts > 0))
+        behind: list[int] = []
         for nth in np.flatnonzero(is_burst & (before_ns != NO_TIME_NS)).tolist():
-            following = int(filled.rows["id"][lines[nth]])
-            self.bursts.append(_Burst(following, int(before_ns[nth]), int(at_ns[nth])))
+            behind.append(int(filled.rows["id"][lines[nth]]))
+            lost = filled.rows[lines[nth] - amounts[nth] : lines[nth]]
+            self.bursts.append(_Burst(behind[-1], int(before_ns[nth]), int(at_ns[nth]), lost))
+            self._bursts_ns.append((int(before_ns[nth]), int(at_ns[nth])))
         steps = self._made + (lines + 1) / self.calls.step
         is_noted = np.append(np.diff(np.floor(_PARTS * steps)) != 0, True)
         self._made, self._last_ns = float(steps[-1]), int(at_ns[-1])
         self._at_ns = np.append(self._at_ns, np.maximum.accumulate(at_ns)[is_noted])[-_REMEMBERED:]
         self._steps = np.append(self._steps, steps[is_noted])[-_REMEMBERED:]
+        return behind
 
     def _step_ns(self) -> float:
         """How long a step usually takes; infinite if that is not known."""
@@ -110,7 +127,15 @@ class _Lines:
             return None
         return float(self._steps[end] - self._steps[begin])
 
-    def add_steps(self, burst: _Burst, steps: int) -> None:
+    def has_burst_beside(self, other: _Burst) -> bool:
+        """Whether it has one at the same time as another process, within half a step."""
+        near_ns = min(self._step_ns() / 2, _HOUR_NS)
+        return any(
+            since_ns - near_ns <= other.until_ns and other.since_ns <= until_ns + near_ns
+            for since_ns, until_ns in self._bursts_ns
+        )
+
+    def add_steps(self, burst: _Burst, steps: float) -> None:
         """It made so many more in a burst."""
         self._made += steps
         self._steps[self._at_ns >= burst.until_ns] += steps
@@ -154,9 +179,9 @@ class LineLosses:
             own.is_stamped = bool((rows["logged_at_ns"][mine] != NO_TIME_NS).all())
         for process, own in self._processes.items():
             if len(own.waiting):
-                filled = own.fill(final=has_ended(process) or now_ns - own.came_ns > self._settle_ns)
-                if filled.is_lost.any():
-                    self._count(filled.rows[filled.is_lost], filled.rows["id"][filled.following])
+                lost, following = own.fill(final=has_ended(process) or now_ns - own.came_ns > self._settle_ns)
+                if len(lost):
+                    self._count(lost, following)
         with_bursts = {process: own for process, own in self._processes.items() if own.bursts}
         asked = self._with_programs() if with_bursts else {}
         for process, own in with_bursts.items():
@@ -200,7 +225,9 @@ class LineLosses:
         return found
 
     def _count_steps(self, own: _Lines, others: Sequence[_Lines], *, final: bool) -> None:
-        """Counts the whole steps that bursts hold, as soon as most other processes of the job have come as far."""
+        """Counts the calls of bursts, and the whole steps that these hold, as soon as most other processes have come as
+        far. Calls that most others leave out at the same time were not made.
+        """
         while own.bursts:
             burst = own.bursts[0]
             made = [each.steps_made(burst.since_ns, burst.until_ns) for each in others]
@@ -209,11 +236,17 @@ class LineLosses:
             if (2 * len(known) < len(others) or mine is None) and not final:
                 return
             del own.bursts[0]
+            if not own.calls.step:  # given up meanwhile
+                self._count(burst.lost, np.full(len(burst.lost), burst.following))
+                continue
+            beside = sum(each.has_burst_beside(burst) for each in others)
+            if others and 2 * beside >= len(others):
+                own.add_steps(burst, -len(burst.lost) / own.calls.step)
+                continue
             steps = round(float(np.median(known)) - mine) if known and mine is not None else 0
-            if steps > 0:
-                own.add_steps(burst, steps)
-                lost = row_ops.concat([own.calls.program_rows()] * steps)
-                self._count(lost, np.full(len(lost), burst.following))
+            own.add_steps(burst, max(steps, 0))
+            lost = row_ops.concat([burst.lost, *([own.calls.program_rows()] * steps)])
+            self._count(lost, np.full(len(lost), burst.following))
 
     def are_counted(self, process: int) -> bool:
         """Whether the program of a process is known, so that all of its lost lines are counted."""

@@ -65,6 +65,16 @@ def test_an_evaluation_that_goes_forward_only_has_lost_nothing(step: list[int], 
     assert len(waiting) < 2 * len(step) + 100
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_steps_of_more_microbatches_have_lost_nothing(ahead: int) -> None:
+    def step(microbatches: int) -> list[int]:
+        steady = (_FORWARD + _BACKWARD) * (microbatches - ahead)
+        return [*(_FORWARD * ahead), *steady, *(_BACKWARD * ahead), 60, 61, 62]
+
+    whole = _rows(step(4) * 60 + step(6) * 60 + step(8) * 60)
+    assert not _filled(whole).is_lost.any()
+
+
 def test_what_an_evaluation_lost_itself_is_still_put_in() -> None:
     whole = _rows((_FORWARD + _BACKWARD) * 50 + _FORWARD * 12 + (_FORWARD + _BACKWARD) * 10)
     gone = [1100 + 10 * nth + nth % 8 + 1 for nth in range(0, 12, 3)]

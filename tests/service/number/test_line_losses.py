@@ -57,6 +57,15 @@ def test_a_pause_of_all_is_none_although_clocks_are_apart(tmp_path: Path, apart_
     assert counted.numbered == counted.lines
 
 
+@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_an_evaluation_lost_nothing(tmp_path: Path, pp: int, steps: int) -> None:
+    wanted: dict[str, Any] = {"tp": 4 // pp, "pp": pp, "evaluate_every": 10, "evaluate_steps": steps}
+    counted, healed = _counted(tmp_path, Loss("none"), stamps=True, capture="none", **wanted)
+    assert healed == 0
+    assert counted.numbered == counted.lines
+
+
 def test_ranks_without_a_program_take_their_numbers_from_those_with_one(tmp_path: Path) -> None:
     fsdp: dict[str, Any] = {"tp": 1, "dp": 8, "fsdp": True, "layers": 4, "step_seconds": 1.0}
     counted, _ = _counted(tmp_path, Loss("5 %", lost=0.05), stamps=True, capture="duty:0.4", **fsdp)
