@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from ncclscope_service.align.lost_calls import Filled, LostCalls
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct_together, group_by
+from ncclscope_service.columns.group_by import distinct, distinct_together, group_by
 from ncclscope_service.nccl.launch_rules import SENDS_AND_RECVS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.records import SourceKind
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _LINE: Final = np.dtype([("id", "<i8"), ("member", "<i4"), ("text", "<i4"), ("way", "<i8"), ("at_ns", "<i8")])
@@ -165,8 +166,10 @@ class LineLosses:
         table = self._store.operations
         ids = np.arange(max(self._next, table.first), table.next_id)
         self._next = table.next_id
-        rows = table.take(ids, "process", "template", "member", "line", "logged_at_ns")
-        logged = np.flatnonzero(rows["line"] != NO_NUMBER)
+        rows = table.take(ids, "process", "template", "member", "source", "line", "logged_at_ns")
+        found, of = distinct(rows["source"])
+        is_log = np.asarray([self._is_log(source) for source in found.tolist()], np.bool_)[of]
+        logged = np.flatnonzero((rows["line"] != NO_NUMBER) & is_log)
         ids, rows = ids[logged], row_ops.take(rows, logged)
         lines = np.empty(len(ids), _LINE)
         lines["id"], lines["member"], lines["text"] = ids, rows["member"], rows["template"]
@@ -189,6 +192,10 @@ class LineLosses:
             near, all_of_job = ([each for each in asked.get((job, on), []) if each is not own] for on in (host, None))
             is_over = has_ended(process) or now_ns - own.came_ns > self._settle_ns
             self._count_steps(own, (near or all_of_job)[:_ASKED], final=is_over)
+
+    def _is_log(self, source: int) -> bool:
+        """Whether lines of a source may be lost: those of logs; calls of an export or a trace are all there."""
+        return source != NO_NUMBER and self._store.sources[source].source.kind is SourceKind.NCCL_LOG
 
     def _forget_ended(self, has_ended: Callable[[int], bool]) -> None:
         """Forgets the processes of jobs of which all have ended, but for whether they had a program."""
