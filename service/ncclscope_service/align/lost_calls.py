@@ -6,9 +6,9 @@ behind that of the line before, and the places between them lost theirs. What a 
 is laid beside calls that are whole, which leaves little to guess: what falls to one that was put in lost its line.
 
 A line at a place that is not the next one is of a place further on if the lines behind it agree with that best, else it
-is none of the program (a checkpoint), and the program goes on behind it. Where many calls are missing in a step and the
-same in that before or behind it, they were not made: an evaluation goes forward only. A whole step that was lost is not
-seen here. A program that does not repeat its texts is left as it is.
+is none of the program (a checkpoint), and the program goes on behind it. Calls that are missing, and the same ones
+again within a few steps, were not made: an evaluation goes forward only. A whole step that was lost is not seen here. A
+program that does not repeat its texts is left as it is.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ Every line is one place of a program that repeats itself (`align.lost_calls`), a
 theirs. So a count of lines becomes a number of calls, once a program is learnt from the first few hundred lines. Of a
 Send or Recv what was lost before that is not counted if lines of its way were numbered: then kernels have shown it.
 
-Where many lines in a row were lost, whole steps may be among them, which the program does not tell. The other processes
-of the job do: none makes more steps than another for long. So many steps as they made meanwhile were made here. Those
-of the same host are asked, whose clock is the same; where it has no other, all.
+Where many are missing in a row, the other processes of the job tell more. If most of them left out calls at the same
+time, those were not made (an evaluation). Else whole steps may be among the lost ones: none makes more steps than
+another for long, so as many as they made meanwhile were made here. Those of the same host are asked, whose clock is the
+same; where it has no other, all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ COLLECTIVE: Final = NO_NUMBER
 """The way of collectives; of a Send or Recv it says the operation and the peer."""
 _LEAST: Final = 2
 _BURST: Final = 4
-"""Lines that are lost in a row, from which on more of them may be: one by one so many are hardly lost together."""
+"""Missing lines in a row, from which on other processes are asked; fewer, down to the least, where so many are hardly
+lost one by one.
+"""
 _OF_STEP: Final = 0.9
 """... or any within a pause of so much of a step. A pause alone shows nothing: a job may stand still."""
 _PARTS: Final = 8
