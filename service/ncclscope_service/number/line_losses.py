@@ -71,6 +71,8 @@ class _Lines:
     waiting: Columns = field(default_factory=lambda: np.empty(0, _LINE))
     came_ns: int = 0
     """When the last of its lines came."""
+    is_over: bool = False
+    """Whether none came for long, or none will."""
     is_stamped: bool = False
     """Whether they say when they were logged: when they came tells of no pause between them."""
     bursts: list[_Burst] = field(default_factory=list[_Burst])
@@ -84,11 +86,11 @@ class _Lines:
     """When it had made `_steps`."""
     _steps: NDArray[np.float64] = field(default_factory=lambda: np.empty(0, np.float64))
 
-    def fill(self, *, final: bool) -> tuple[Columns, NDArray[np.int64]]:
+    def fill(self) -> tuple[Columns, NDArray[np.int64]]:
         """Looks at the waiting lines that are known by now; gives calls that were lost one by one among them, and the
         ids of the lines behind these.
         """
-        filled = self.calls.fill(self.waiting, final=final)
+        filled = self.calls.fill(self.waiting, final=self.is_over)
         self.waiting = self.waiting[filled.amount :]
         following = filled.rows["id"][filled.following]
         lost = filled.rows[filled.is_lost]
@@ -184,8 +186,9 @@ class LineLosses:
             own.came_ns = now_ns
             own.is_stamped = bool((rows["logged_at_ns"][mine] != NO_TIME_NS).all())
         for process, own in self._processes.items():
+            own.is_over = has_ended(process) or now_ns - own.came_ns > self._settle_ns
             if len(own.waiting):
-                lost, following = own.fill(final=has_ended(process) or now_ns - own.came_ns > self._settle_ns)
+                lost, following = own.fill()
                 if len(lost):
                     self._count(lost, following)
         with_bursts = {process: own for process, own in self._processes.items() if own.bursts}
@@ -193,8 +196,7 @@ class LineLosses:
         for process, own in with_bursts.items():
             job, host = self._store.process_job[process], self._store.processes[process].host
             near, all_of_job = ([each for each in asked.get((job, on), []) if each is not own] for on in (host, None))
-            is_over = has_ended(process) or now_ns - own.came_ns > self._settle_ns
-            self._count_steps(own, (near or all_of_job)[:_ASKED], final=is_over)
+            self._count_steps(own, (near or all_of_job)[:_ASKED])
 
     def _is_log(self, source: int) -> bool:
         """Whether lines of a source may be lost: those of logs; calls of an export or a trace are all there."""
@@ -234,7 +236,7 @@ class LineLosses:
                     known.append(own)
         return found
 
-    def _count_steps(self, own: _Lines, others: Sequence[_Lines], *, final: bool) -> None:
+    def _count_steps(self, own: _Lines, others: Sequence[_Lines]) -> None:
         """Counts the calls of bursts, and the whole steps that these hold, as soon as most other processes have come as
         far. Calls that most others leave out at the same time were not made.
         """
@@ -243,7 +245,8 @@ class LineLosses:
             made = [each.steps_made(burst.since_ns, burst.until_ns) for each in others]
             known = [each for each in made if each is not None]
             mine = own.steps_made(burst.since_ns, burst.until_ns)
-            if (2 * len(known) < len(others) or mine is None) and not final:
+            awaited = sum(steps is None and not each.is_over for each, steps in zip(others, made, strict=True))
+            if (2 * awaited > len(others) or mine is None) and not own.is_over:
                 return
             del own.bursts[0]
             if not own.calls.step:  # given up meanwhile

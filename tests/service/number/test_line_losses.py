@@ -57,6 +57,7 @@ def test_a_pause_of_all_is_none_although_clocks_are_apart(tmp_path: Path, apart_
     assert counted.numbered == counted.lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 10])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_an_evaluation_lost_nothing(tmp_path: Path, pp: int, steps: int) -> None:
@@ -66,6 +67,7 @@ def test_an_evaluation_lost_nothing(tmp_path: Path, pp: int, steps: int) -> None
     assert counted.numbered == counted.lines
 
 
+@pytest.mark.slow
 def test_ranks_without_a_program_take_their_numbers_from_those_with_one(tmp_path: Path) -> None:
     fsdp: dict[str, Any] = {"tp": 1, "dp": 8, "fsdp": True, "layers": 4, "step_seconds": 1.0}
     counted, _ = _counted(tmp_path, Loss("5 %", lost=0.05), stamps=True, capture="duty:0.4", **fsdp)
@@ -73,6 +75,7 @@ def test_ranks_without_a_program_take_their_numbers_from_those_with_one(tmp_path
     assert counted.numbered >= 0.99 * counted.lines
 
 
+@pytest.mark.slow
 def test_steps_that_hosts_with_clocks_apart_paused_in_are_not_lost_with_lines_beside(tmp_path: Path) -> None:
     pauses = tuple(Fault("pause", first=first, seconds=0.5) for first in (12, 16, 20, 24))
     wanted: dict[str, Any] = {"step_seconds": 0.1, "clock_offset_ms": 300.0, "seed": 3, "capture": "none"}
