@@ -8,6 +8,7 @@ the same but for one collective in the middle, which never ends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ncclscope_simulator.actions import Action
@@ -26,25 +27,36 @@ def build_programs(
     config: SimulationConfig, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
 ) -> list[list[Action]]:
     """For each rank the actions of one step; every step is the same."""
-    scripts = [Script(config, groups, endpoints[rank], rank) for rank in range(config.world)]
-    for script in scripts:
-        write_step(script)
-    return [script.actions for script in scripts]
+    return _written(write_step, config, groups, endpoints)
 
 
 def build_evaluations(
     config: SimulationConfig, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
 ) -> list[list[Action]]:
     """For each rank the actions of a step behind which the model is evaluated."""
+    return _written(_write_evaluated_step, config, groups, endpoints)
+
+
+def _written(
+    write: Callable[[Script], None],
+    config: SimulationConfig,
+    groups: tuple[Group, ...],
+    endpoints: list[dict[int, Endpoint]],
+) -> list[list[Action]]:
+    """For each rank the actions that `write` writes down."""
     scripts = [Script(config, groups, endpoints[rank], rank) for rank in range(config.world)]
     for script in scripts:
-        write_step(script)
-        pipeline = Pipeline(script, Layers(script, Gradients(script)))
-        for _ in range(config.evaluate_steps):
-            pipeline.evaluate()
-            script.launch(script.collective(script.world, "AllReduce", "evaluated", 1, FLOAT32))
-            script.synchronise()
+        write(script)
     return [script.actions for script in scripts]
+
+
+def _write_evaluated_step(script: Script) -> None:
+    write_step(script)
+    pipeline = Pipeline(script, Layers(script, Gradients(script)))
+    for _ in range(script.config.evaluate_steps):
+        pipeline.evaluate()
+        script.launch(script.collective(script.world, "AllReduce", "evaluated", 1, FLOAT32))
+        script.synchronise()
 
 
 def write_step(script: Script) -> None:

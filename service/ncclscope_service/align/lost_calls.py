@@ -88,7 +88,7 @@ class _Program:
     _found: dict[tuple[int | None, bool, bytes], tuple[int | None, bool, list[int]]] = field(
         default_factory=dict[tuple[int | None, bool, bytes], tuple[int | None, bool, list[int]]]
     )
-    """What was found last: evaluations leave out the same again and again."""
+    """The last answers of `skipped`: evaluations leave out the same again and again."""
 
     @classmethod
     def of(cls, symbols: list[int]) -> _Program:
@@ -196,7 +196,7 @@ class _Walk:
     gaps: deque[tuple[int, int, int]] = field(default_factory=deque[tuple[int, int, int]])
     """Where many calls are missing in the last steps and the next: behind how many calls and which place, how many."""
     _scout: _Walk | None = None
-    """The same walk a step ahead, which finds them."""
+    """The same walk `_STEPS_APART` ahead, which finds them."""
 
     def find_lost(
         self, symbols: NDArray[np.int64], *, judged_after: int, final: bool
