@@ -239,8 +239,7 @@ def test_nothing_is_called_healthy_that_is_not_watched(browser: Browser, reposit
             page.goto(f"http://127.0.0.1:{port}/")
             expect(page.locator("#findings .calm")).to_contain_text(text)
             expect(page.locator("#findings .calm")).to_contain_text(detail)
-            is_green = page.locator(".calm[data-state=good]").count() == 1
-            assert is_green == (state == "good")
+            expect(page.locator(".calm[data-state=good]")).to_have_count(1 if state == "good" else 0)
 
 
 def test_a_page_without_a_job_says_what_to_do(browser: Browser, repository: Path) -> None:
@@ -480,9 +479,8 @@ def test_the_topology_shows_the_late_gpu_and_the_slow_link_in_red(browser: Brows
         expect(page.locator("#layout [data-rank]")).to_have_count(64)
         expect(page.locator("#layout [data-rank][data-tone=bad]")).to_have_attribute("data-rank", "37")
         expect(page.locator("#layout rect[data-host][data-tone=bad]")).to_have_attribute("data-host", "gpu-node06")
-        for link in page.locator("#layout path[data-tone=bad]").all():
-            expect(link.locator("title")).to_contain_text("dp-35")
-        assert page.locator("#layout path[data-tone=bad]").count() == 2, "the links of dp-35 at that host, no other"
+        # The links of dp-35 at that host, no other.
+        expect(page.locator("#layout path[data-tone=bad] title")).to_contain_text(["dp-35", "dp-35"])
         page.locator("#layout a:has([data-rank='37'])").click()
         expect(page.locator("#rank-name")).to_have_text("rank 37")
         assert complaints == []
@@ -510,12 +508,16 @@ def test_what_was_drawn_of_another_group_is_not_shown_under_the_name_of_this_one
         assert complaints == []
 
 
+_HIDDEN_BUT_SHOWN = """[...document.querySelectorAll("[hidden]")]
+  .filter((each) => getComputedStyle(each).display !== "none").map((each) => each.id)"""
+"""Found and judged in one go: the page shows and hides while the test looks."""
+
+
 def test_what_is_hidden_is_not_seen(browser: Browser, repository: Path) -> None:
     with fake_service(repository) as port:
         page, _ = open_page(browser, port)
         page.evaluate("document.getElementById('plan-card').hidden = true")
-        shown = "all => all.filter(each => getComputedStyle(each).display !== 'none').map(each => each.id)"
-        assert page.locator("[hidden]").evaluate_all(shown) == []
+        assert page.evaluate(_HIDDEN_BUT_SHOWN) == []
 
 
 def test_a_stream_that_never_answers_is_asked_for_again(browser: Browser, repository: Path) -> None:
@@ -643,7 +645,7 @@ def test_all_charts_over_time_reach_back_to_the_start_of_the_job(browser: Browse
         page.evaluate("scrollTo(0, 300)")
         page.keyboard.press("r")
         expect(page.get_by_role("button", name="whole job")).to_have_attribute("aria-pressed", "true")
-        assert page.url.endswith(f"#/job/{JOB}?range=job")
+        expect(page).to_have_url(re.compile(rf"#/job/{JOB}\?range=job$"))
         assert page.evaluate("scrollY") == 300, "it is the same view"
         expect(page.locator("#steps-note")).not_to_contain_text("shaded")
         page.wait_for_function(f"() => Object.values(({_AXES})()).length === 5")
@@ -673,7 +675,7 @@ def test_all_charts_over_time_reach_back_to_the_start_of_the_job(browser: Browse
         expect(page.locator(".view:not([hidden]) .cursor:not([hidden])")).to_have_count(5)
         # Views of the job keep the range; the fleet has none.
         page.locator("#communicators a.name").first.click()
-        assert page.url.endswith("?range=job")
+        expect(page).to_have_url(re.compile(r"\?range=job$"))
         expect(page.locator("#series .js-plotly-plot")).to_have_count(1)
         page.wait_for_function(f"(begin) => Object.values(({_AXES})()).every(([from]) => Math.abs(from - begin) < 1)",
                                arg=begin_ms)  # fmt: skip
@@ -681,7 +683,7 @@ def test_all_charts_over_time_reach_back_to_the_start_of_the_job(browser: Browse
         page.get_by_role("button", name="5 min").click()
         page.wait_for_function(f"(begin) => Object.values(({_AXES})()).every(([from]) => from > begin + 60000)",
                                arg=begin_ms)  # fmt: skip
-        assert "range" not in page.url
+        expect(page).not_to_have_url(re.compile("range"))
         page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/rank/37?range=job")
         expect(page.locator("#rank-waits .js-plotly-plot")).to_have_count(1)
         page.wait_for_function(f"(begin) => Object.values(({_AXES})()).every(([from]) => Math.abs(from - begin) < 1)",

@@ -23,7 +23,7 @@ def test_an_open_finding_shows_its_proof(browser: Browser, repository: Path, wid
         expect(picture).to_contain_text("of tp-32")
         expect(picture).to_contain_text("rank 37 comes last, 7.")
         expect(picture).to_contain_text("36 · gpu-node04")
-        assert picture.locator("rect").count() == 15, "eight transfers, and seven ranks that waited"
+        expect(picture.locator("rect")).to_have_count(15)  # eight transfers, and seven ranks that waited
         expect(late.locator("dl")).to_contain_text("tp-32 number 100")
         expect(late.locator("dl")).not_to_contain_text("0x")
         expect(late.locator("pre")).to_contain_text("ssh gpu-node04 nvidia-smi -q -d CLOCK,")
