@@ -33,6 +33,7 @@ from ncclscope_service.rollup.series import Tally
 from ncclscope_service.serve.api_table import ChangeRequest, MarkRequest
 from ncclscope_service.serve.live import Hub
 from ncclscope_service.serve.routes import make_app
+from ncclscope_service.serve.views import ServiceViews
 from ncclscope_service.show.details import JobQuery, query_job
 from ncclscope_service.show.finding_events import FindingTracker
 from ncclscope_service.show.finding_marks import FindingMarks
@@ -642,8 +643,8 @@ def hanging(late_rank: int, job: str = JOB) -> Verdict:
 
 
 @dataclass
-class FakeService:
-    """A ServiceView over a hand-made store."""
+class FakeService(ServiceViews):
+    """The views of a service over a hand-made store."""
 
     shape: Shape = field(default_factory=Shape)
     now_ns: int | None = NOW_NS

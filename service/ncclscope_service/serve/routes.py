@@ -1,4 +1,4 @@
-"""The service's HTTP side: page, metrics, health, JSON, events and snapshots, over a small view of the service."""
+"""The service's HTTP side: page, metrics, health, JSON, events and snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import msgspec
@@ -27,7 +27,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclscope_service.job.plan_pattern import PatternInput, pattern_of_plan, plan_pattern
 from ncclscope_service.metrics.exposition import Scrapes
-from ncclscope_service.metrics.scrape import MetricsView
 from ncclscope_service.serve.api_table import (
     API_ROUTES,
     DEFAULT_EVENTS,
@@ -41,14 +40,15 @@ from ncclscope_service.serve.api_table import (
 from ncclscope_service.serve.http_server import Gated, HttpAccess, PageFiles, PlotlyScript, page, runbooks
 from ncclscope_service.serve.live import Event, Hub
 from ncclscope_service.serve.snapshots import ZipResponse, zip_folder
+from ncclscope_service.serve.views import ServiceViews
 from ncclscope_service.show.details import JobQuery, bandwidth_view, communicator_detail, rank_detail, size_points
 from ncclscope_service.show.finding_events import FindingTracker
-from ncclscope_service.show.health import HealthCheck, ProbeAnswer, liveness, readiness
+from ncclscope_service.show.health import ProbeAnswer, liveness, readiness
 from ncclscope_service.show.layout import layout_view
 from ncclscope_service.show.lost_time import lost_time_view
 from ncclscope_service.show.node_graph import node_graph_input, node_graph_view
 from ncclscope_service.show.one_collective import one_collective
-from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
+from ncclscope_service.show.overview import HealthView, Overview
 from ncclscope_service.show.steps import steps_view
 from ncclscope_service.show.timeline import timeline_of_communicator, timeline_of_rank, timeline_of_ranks
 from ncclscope_service.show.traffic_square import traffic_input, traffic_view
@@ -87,59 +87,7 @@ SECURITY_HEADERS: Final = {
 }
 
 
-class ServiceView(Protocol):
-    """The service as the routes see it; all but `write_snapshot` return at once."""
-
-    def job(self, name: str) -> tuple[JobQuery, int] | None:
-        """A job's data for the detail views, and the time; None if there is no such job."""
-        ...
-
-    def overview(self) -> Overview:
-        """Everything the page shows, now."""
-        ...
-
-    def findings(self) -> tuple[FindingView, ...]:
-        """All findings that are kept, the open ones first."""
-        ...
-
-    def marks(self) -> MarksView:
-        """Marks that people set on findings."""
-        ...
-
-    def mark(self, asked: MarkRequest) -> None:
-        """Acknowledges or mutes findings, or takes it back. Raises ConfigError if that cannot be done."""
-        ...
-
-    def settings(self) -> SettingsView:
-        """The thresholds of the detectors."""
-        ...
-
-    def change_settings(self, asked: ChangeRequest) -> None:
-        """Changes thresholds. Raises ConfigError if names or numbers are wrong."""
-        ...
-
-    def health(self) -> HealthView:
-        """Counts of all that was lost, skipped or refused."""
-        ...
-
-    def metrics(self) -> MetricsView:
-        """Every metric, now."""
-        ...
-
-    def is_ready(self) -> tuple[bool, str]:
-        """Whether agents can be served, and a sentence that says why or why not; from any thread."""
-        ...
-
-    def health_checks(self) -> tuple[HealthCheck, ...]:
-        """Results of the checks of the service itself; from any thread."""
-        ...
-
-    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
-        """Writes the files of a snapshot into an empty directory; None = every job, all that is kept."""
-        ...
-
-
-def make_app(view: ServiceView, hub: Hub, access: HttpAccess | None = None) -> Starlette:
+def make_app(view: ServiceViews, hub: Hub, access: HttpAccess | None = None) -> Starlette:
     """The application, for those who may ask; without `access` for everybody.
 
     Close the hub before the server is asked to stop: open event streams end only then.
@@ -162,12 +110,12 @@ def make_app(view: ServiceView, hub: Hub, access: HttpAccess | None = None) -> S
     )
 
 
-def make_probes(view: ServiceView) -> Starlette:
+def make_probes(view: ServiceViews) -> Starlette:
     """The two probes alone, for everybody; they may be answered in any thread."""
     return Starlette(routes=_probe_routes(view), middleware=[Middleware(_SecurityHeaders)])
 
 
-def _probe_routes(view: ServiceView) -> list[Route]:
+def _probe_routes(view: ServiceViews) -> list[Route]:
     async def alive(_: Request) -> Response:
         return _probed(*liveness(view.health_checks()))
 
@@ -192,7 +140,7 @@ def _api_routes(*owners: object) -> list[Route]:
 class _Pushes:
     """Publishes findings as they come, and an overview every second and the health every five while someone listens."""
 
-    def __init__(self, view: ServiceView, hub: Hub) -> None:
+    def __init__(self, view: ServiceViews, hub: Hub) -> None:
         self._view = view
         self.hub = hub
         self._news = FindingTracker()
@@ -238,7 +186,7 @@ class _EventStream(Response):
 class _Answers:
     """One method per route."""
 
-    def __init__(self, view: ServiceView, pushes: _Pushes) -> None:
+    def __init__(self, view: ServiceViews, pushes: _Pushes) -> None:
         self._view = view
         self._hub = pushes.hub
         self._scrapes = Scrapes(with_process=True)
@@ -341,7 +289,7 @@ class _Answers:
 class _JobAnswers:
     """One method per route of `/api/jobs/...`, named as its operation in the table."""
 
-    def __init__(self, view: ServiceView) -> None:
+    def __init__(self, view: ServiceViews) -> None:
         self._view = view
         self._kept: dict[str, tuple[float, bytes]] = {}
         self._one_traffic = anyio.Lock()

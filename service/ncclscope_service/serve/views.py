@@ -103,7 +103,7 @@ class DiskProbe:
 
 
 class ServiceViews:
-    """Views of the service (`routes.ServiceView`)."""
+    """Views of the service as its routes ask for them; all but `write_snapshot` return at once."""
 
     def __init__(
         self,
@@ -228,11 +228,11 @@ class ServiceViews:
         return self._metrics
 
     def is_ready(self) -> tuple[bool, str]:
-        """Whether agents can be served."""
+        """Whether agents can be served, and a sentence that says why or why not; from any thread."""
         return not self._status.why_not_ready, self._status.why_not_ready or "listening for agents"
 
     def health_checks(self) -> tuple[HealthCheck, ...]:
-        """The service's checks of itself."""
+        """The service's checks of itself; from any thread."""
         ticked_at = self._status.ticked_at
         disk = () if self._disk is None else (self._disk.health_check(),)
         journal = () if self._persistence is None else (journal_check(self._persistence.trouble()),)
