@@ -25,8 +25,8 @@ from prometheus_client.exposition import generate_latest
 
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.metrics.exposition import ColumnWriter
-from ncclscope_service.metrics.scrape import MetricsView, Samples, gather
-from ncclscope_service.metrics.series import ScrapeCache, SeriesBudget
+from ncclscope_service.metrics.scrape import MetricsView, gather
+from ncclscope_service.metrics.series import Samples, ScrapeCache, SeriesBudget
 from ncclscope_service.metrics.table import SERIES_LABELS
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import Tally

@@ -25,8 +25,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Exemplar
 
-from ncclscope_service.metrics.scrape import HistogramSamples, MetricsView, Samples
-from ncclscope_service.metrics.series import Labels
+from ncclscope_service.metrics.scrape import HistogramSamples, MetricsView
+from ncclscope_service.metrics.series import Labels, Samples
 from ncclscope_service.metrics.table import METRICS, Kind, Metric, number_text
 
 END: Final = b"# EOF\n"

@@ -20,7 +20,7 @@ from ncclscope_service.export.json_files import clock_violation_ratio
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.iterations import IterationSummary
 from ncclscope_service.job.ranks import host_of_ranks
-from ncclscope_service.metrics.series import UNKNOWN, Column, Labels, ScrapeCache, SeriesBudget, series_columns
+from ncclscope_service.metrics.series import UNKNOWN, Labels, Samples, ScrapeCache, SeriesBudget, series_columns
 from ncclscope_service.metrics.table import MAX_FINDINGS, MAX_RANKS, METRICS_BY_NAME
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import Histogram, HistogramLabels, Tally
@@ -38,15 +38,6 @@ _FILES_SKIPPED: Final = ("export_refused", "file_too_many", "file_unreadable")
 NAMED_RANKS: Final = 8
 """In the label `ranks` of a finding."""
 _NAMED_HOSTS: Final = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """The samples of one metric: label values in the table's order, and a value each."""
-
-    labels: Sequence[Labels]
-    values: Floats
-    """NaN if not known; such samples are not exposed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +88,8 @@ def gather(
     jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
     own_labels = _communicators_with_own_labels(store, budget, now_ns)
     collected = _Collected()
-    for column in series_columns(store, aliases, budget, now_ns, cache.labels, series=series):
-        collected.add_column(column)
+    for name, samples in series_columns(store, aliases, budget, now_ns, cache.labels, series=series):
+        collected.add_samples(name, samples)
     _add_communicators(
         collected, store, aliases, own_labels, jobs,
         waits=recent_wait_ratio(sums, len(store.communicators), window), cache=cache,
@@ -134,10 +125,10 @@ class _Collected:
         if value is not None:
             self._single[name][labels] = value
 
-    def add_column(self, column: Column) -> None:
+    def add_samples(self, name: str, samples: Samples) -> None:
         """All samples of a metric."""
-        assert all(len(each) == len(METRICS_BY_NAME[column.name].labels) for each in column.labels[:1]), column.name
-        self._columns[column.name] = Samples(labels=column.labels, values=column.values)
+        assert all(len(each) == len(METRICS_BY_NAME[name].labels) for each in samples.labels[:1]), name
+        self._columns[name] = samples
 
     def samples(self) -> dict[str, Samples]:
         """By metric."""

@@ -154,44 +154,30 @@ _BY_KIND: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """All samples of one metric."""
+class Samples:
+    """The samples of one metric: label values in the table's order, and a value each."""
 
-    name: str
     labels: Sequence[Labels]
     values: Floats
-    """NaN if not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Summed:
-    """Rows of rows.SERIES, and the labels under which they are summed."""
-
-    rows: Columns
-    labels: list[Labels]
-    position: Int64s
-    """Of each row: the place of its labels."""
-
-    def total(self, column: str) -> Floats:
-        sums = np.bincount(self.position, weights=self.rows[column], minlength=len(self.labels))
-        return sums.astype(np.float64)
-
-    def column(self, name: str, column: str, unit: float, known_by: str | None) -> Column:
-        values = self.total(column) * unit
-        if known_by is not None:
-            values = np.where(self.total(known_by) > 0, values, np.nan)
-        return Column(name=name, labels=self.labels, values=values)
+    """NaN if not known; such samples are not exposed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Different labels, and of each row the place of its own among them."""
+    """Different labels, and of each row of rows.SERIES the place of its own among them."""
 
     labels: list[Labels]
     position: Int64s
 
-    def sums_of(self, rows: Columns) -> _Summed:
-        return _Summed(rows=rows, labels=self.labels, position=self.position)
+    def total(self, rows: Columns, column: str) -> Floats:
+        sums = np.bincount(self.position, weights=rows[column], minlength=len(self.labels))
+        return sums.astype(np.float64)
+
+    def samples(self, rows: Columns, column: str, unit: float, known_by: str | None) -> Samples:
+        values = self.total(rows, column) * unit
+        if known_by is not None:
+            values = np.where(self.total(rows, known_by) > 0, values, np.nan)
+        return Samples(labels=self.labels, values=values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +218,8 @@ def series_columns(
     known: SeriesLabels,
     *,
     series: Columns | None = None,
-) -> Iterator[Column]:
-    """Every metric of groups; the budget knows the jobs' activity and has admitted communicators.
+) -> Iterator[tuple[str, Samples]]:
+    """Every metric of groups, by name; the budget knows the jobs' activity and has admitted communicators.
 
     `known`: labels of earlier scrapes; `series` replaces the store's series.
     """
@@ -241,11 +227,12 @@ def series_columns(
     codes = (rows["op"].astype(np.int64) << 8) | rows["size_class"]
     is_own = budget.admit_series(rows["communicator"].astype(np.int64), codes)
     labelled = known.labels_of(store, aliases, rows, is_own)
-    groups, kinds = labelled.groups.sums_of(rows), labelled.kinds.sums_of(rows)
-    yield from (groups.column(*each) for each in _BY_NAME)
-    yield from (kinds.column(*each) for each in _BY_KIND)
-    agreement = _ratio(kinds.total("compared_kernel_ns"), kinds.total("compared_inspected_ns"))
-    yield Column(name="ncclscope_inspector_busbw_ratio", labels=kinds.labels, values=agreement)
+    for places, metrics in ((labelled.groups, _BY_NAME), (labelled.kinds, _BY_KIND)):
+        for name, column, unit, known_by in metrics:
+            yield name, places.samples(rows, column, unit, known_by)
+    kinds = labelled.kinds
+    agreement = _ratio(kinds.total(rows, "compared_kernel_ns"), kinds.total(rows, "compared_inspected_ns"))
+    yield "ncclscope_inspector_busbw_ratio", Samples(labels=kinds.labels, values=agreement)
     yield from _bandwidths(store, rows, labelled, is_own)
 
 
@@ -286,21 +273,18 @@ def _places(labels: Sequence[Labels]) -> _Places:
     return _Places(list(positions), position)
 
 
-def _bandwidths(store: Store, rows: Columns, labelled: _Labelled, is_own: Bools) -> Iterator[Column]:
+def _bandwidths(store: Store, rows: Columns, labelled: _Labelled, is_own: Bools) -> Iterator[tuple[str, Samples]]:
     busbw, baseline, limit = (rows[column][is_own] for column in ("busbw", "baseline", "limit"))
     of_limit, of_baseline = _ratio(busbw, limit), _ratio(busbw, baseline)
     measured = limits.series_busbw(store, rows)[is_own]
     of_reference = np.where(np.isnan(measured), of_baseline, busbw / measured)
-    yield Column(name="ncclscope_busbw_bytes_per_second", labels=labelled.own, values=busbw)
-    yield Column(
-        name="ncclscope_efficiency_ratio",
-        labels=labelled.by_reference,
-        values=np.concatenate([of_limit, of_reference]),
-    )
-    yield Column(name="ncclscope_bandwidth_drift_ratio", labels=labelled.own, values=of_baseline - 1)
+    efficiency = np.concatenate([of_limit, of_reference])
+    yield "ncclscope_busbw_bytes_per_second", Samples(labels=labelled.own, values=busbw)
+    yield "ncclscope_efficiency_ratio", Samples(labels=labelled.by_reference, values=efficiency)
+    yield "ncclscope_bandwidth_drift_ratio", Samples(labels=labelled.own, values=of_baseline - 1)
     if store.calibration is not None:
         over = _ratio(expected_times.calibrated_busbw(store, rows[is_own]), busbw)
-        yield Column(name="ncclscope_transfer_over_expected_ratio", labels=labelled.own, values=over)
+        yield "ncclscope_transfer_over_expected_ratio", Samples(labels=labelled.own, values=over)
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

@@ -24,8 +24,8 @@ from ncclscope_service.measure.expected_times import transfer_times
 from ncclscope_service.metrics import scrape
 from ncclscope_service.metrics.exposition import ColumnWriter, Scrapes, render
 from ncclscope_service.metrics.scrape import MetricsView, gather
-from ncclscope_service.metrics.scrape import Samples as SampleColumns
 from ncclscope_service.metrics.series import SILENT_NS, SeriesBudget
+from ncclscope_service.metrics.series import Samples as SampleColumns
 from ncclscope_service.metrics.table import MAX_SERIES, METRICS, METRICS_BY_NAME
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
 from ncclscope_service.rollup.series import Tally
