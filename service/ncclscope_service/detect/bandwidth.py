@@ -215,11 +215,7 @@ class BandwidthDrop:
         }
         current |= self._unlocated(ripe, context)
         current |= self._drifts(context)
-        for key, finding in current.items():
-            self._ledger.update(key, finding)
-        for key in self._ledger.open_keys():
-            if key not in current:
-                self._ledger.close(key, self._newest_ns)
+        self._ledger.renew(current, self._newest_ns)
 
     def _with_collectives(self, finding: Finding, communicators: Iterable[int], context: Context) -> Finding:
         """The same, with the slowest collectives of these communicators."""
@@ -467,11 +463,11 @@ class BelowLimit:
         for communicator, number in slow.items():
             if communicator not in explained:
                 by_parallelism[context.groups[communicator].parallelism].append(number)
-        for parallelism, numbers in by_parallelism.items():
-            self._ledger.update(parallelism, _below_limit(numbers, recent, shapes, context))
-        for key in self._ledger.open_keys():
-            if key not in by_parallelism:
-                self._ledger.close(key, recent.newest_ns)
+        current: dict[Hashable, Finding] = {
+            parallelism: _below_limit(numbers, recent, shapes, context)
+            for parallelism, numbers in by_parallelism.items()
+        }
+        self._ledger.renew(current, recent.newest_ns)
         return self._ledger.findings()
 
     def _slow(self, recent: RecentWindows, shapes: Sequence[Shape], context: Context) -> dict[int, int]:

@@ -245,6 +245,14 @@ class Ledger:
             del self._closed[next(iter(self._closed))]
         del self._history[: max(0, len(self._history) - _CLOSED_KEPT)]
 
+    def renew(self, current: Mapping[Hashable, Finding], until_ns: int) -> None:
+        """Opens or updates these faults, and closes all others."""
+        for key, finding in current.items():
+            self.update(key, finding)
+        for key in self.open_keys():
+            if key not in current:
+                self.close(key, until_ns)
+
     def withdraw(self, key: Hashable) -> None:
         """Drops an open fault of which more is known now: another one says it better."""
         self._open.pop(key, None)
@@ -264,6 +272,13 @@ class Ledger:
 
 INNER: Final = frozenset({"TP", "CP", "EP"})
 """Groups in which lateness arises rather than being passed on to them."""
+
+
+def spans_stages(parallelism: str | None, *, has_pipeline: bool) -> bool:
+    """Whether such groups are of ranks of several pipeline stages, one of which is the last to come by design."""
+    return parallelism in {"PP", "EMBEDDING"} or (has_pipeline and parallelism in {"WORLD", None})
+
+
 _LEADS: Final = (FindingKind.SLOW_LINK, FindingKind.BANDWIDTH_DROP, FindingKind.BELOW_LIMIT)
 """Findings about wires, the strongest explanation first."""
 
@@ -342,6 +357,11 @@ def by_urgency(findings: Iterable[Finding]) -> list[Finding]:
 def names_of_ranks(ranks: Iterable[int]) -> str:
     """ "rank 5", "ranks 5 and 7", "ranks 5, 6, 7 and 12 more"."""
     return _names("rank", "ranks", [str(rank) for rank in ranks])
+
+
+def names_with_hosts(ranks: Iterable[int], hosts: Sequence[str]) -> str:
+    """ "rank 5 (node2)"; more than three hosts are left out."""
+    return names_of_ranks(ranks) + (f" ({', '.join(hosts)})" if 0 < len(hosts) <= 3 else "")
 
 
 def names_of_hosts(hosts: Iterable[str]) -> str:

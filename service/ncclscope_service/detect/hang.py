@@ -38,7 +38,7 @@ import numpy as np
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.detect import measured_confidence
-from ncclscope_service.detect.context import Context, Group, Ledger, duration_text, names_of_ranks
+from ncclscope_service.detect.context import Context, Group, Ledger, duration_text, names_of_ranks, names_with_hosts
 from ncclscope_service.detect.kernel_counts import NOTHING_SHOWN, ShownByKernels
 from ncclscope_service.detect.pauses import ChannelSilence
 from ncclscope_service.detect.progress import ProgressBoard
@@ -108,7 +108,6 @@ def missing_finding(
     hosts = context.hosts_of(culprits)
     verb = "has" if len(culprits) == 1 else "have"
     others = sorted(set(waiting) - set(culprits))
-    on = f" ({', '.join(hosts)})" if hosts and len(hosts) <= 3 else ""
     are = "is" if len(others) == 1 else "are"
     waits = f"{names_of_ranks(others)} {are} waiting" if others else "they are waiting for each other"
     how_sure = (
@@ -126,7 +125,7 @@ def missing_finding(
         hosts=hosts,
         confidence=how_sure,
         summary=(
-            f"{names_of_ranks(culprits)}{on} {verb} not enqueued operation {first.operations} of "
+            f"{names_with_hosts(culprits, hosts)} {verb} not enqueued operation {first.operations} of "
             f"{first.group.name} for {duration_text(silent_ns)}; {waits}{killed}"
         ),
         evidence=dict(found.evidence) | {"waiting_ranks": others},
@@ -266,16 +265,25 @@ class WaitGraph:
 
     def ends(self, ranks: Set[int]) -> set[int]:
         """Ranks at which the blame of these ends: those that wait for nobody."""
-        seen, left = set(ranks), list(ranks)
-        followed: set[int] = set()
-        while left:
-            for standing in self._waits_for.get(left.pop(), ()):
-                if id(standing) not in followed:
-                    followed.add(id(standing))  # many wait for the same ranks: these are looked at once
-                    more = set(standing.behind) - seen
-                    seen |= more
-                    left.extend(more)
-        return seen - self.waiting
+        return _reached(ranks, self._waits_for, lambda standing: standing.behind) - self.waiting
+
+
+def _reached(
+    ranks: Iterable[int],
+    waits: Mapping[int, Sequence[ChannelWaits]],
+    onward: Callable[[ChannelWaits], Iterable[int]],
+) -> set[int]:
+    """These ranks, and those to which their `waits` lead over others; `onward`: to whom one leads."""
+    seen = set(ranks)
+    left, followed = list(seen), set[int]()
+    while left:
+        for standing in waits.get(left.pop(), ()):
+            if id(standing) not in followed:
+                followed.add(id(standing))  # many wait for the same ranks: these are looked at once
+                more = set(onward(standing)) - seen
+                seen |= more
+                left.extend(more)
+    return seen
 
 
 _MOST_ENDS: Final = 8
@@ -296,15 +304,7 @@ def ends_of_waits(waits: Iterable[ChannelWaits]) -> dict[int, tuple[int, ...]]:
     roots = held_by.keys() - waiting
     ends: defaultdict[int, tuple[int, ...]] = defaultdict(tuple[int, ...])
     for root in sorted(roots) if len(roots) <= _MOST_ENDS else ():
-        seen, left, followed = {root}, [root], set[int]()
-        while left:
-            for each in held_by.get(left.pop(), ()):
-                if id(each) not in followed:
-                    followed.add(id(each))
-                    more = set(each.ahead) - seen
-                    seen |= more
-                    left.extend(more)
-        for rank in seen - {root}:
+        for rank in _reached([root], held_by, lambda each: each.ahead) - {root}:
             ends[rank] += (root,)
     return dict(ends)
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct
-from ncclscope_service.detect.context import Context, Group, Ledger
+from ncclscope_service.detect.context import Context, Ledger, spans_stages
 from ncclscope_service.detect.late_rank_case import (
     MID_STEP_GROUPS,
     SAME_WORK,
@@ -64,8 +64,6 @@ _STEP_IS_ANOTHER: Final = 1.5
 """Beyond it steps of the old length cannot be compared with those of the new one."""
 _EXCUSED_FOR: Final = 5
 """Passes in a row at which others must explain the lateness of a named rank before its finding is closed."""
-_SPANS_STAGES: Final = frozenset({"PP", "EMBEDDING"})
-_MAY_SPAN_STAGES: Final = frozenset({"WORLD", None})
 
 
 class LateRank:
@@ -132,10 +130,11 @@ class LateRank:
         return self._ledger.findings()
 
     def _judge(self, context: Context) -> None:
+        has_pipeline = any(group.parallelism == "PP" for group in context.groups.values())
         judged = [
-            communicator
-            for communicator in self._blames.communicators()
-            if communicator in context.groups and _is_judged(context.groups[communicator], context)
+            each
+            for each in self._blames.communicators()
+            if each in context.groups and not spans_stages(context.groups[each].parallelism, has_pipeline=has_pipeline)
         ]
         accusations = self._accusations(judged, context)
         is_clear = not accusations
@@ -245,12 +244,6 @@ def _waits_for_roots(rooted: Columns, context: Context) -> Columns:
     waits["rank"] = np.arange(len(waits)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     waits["busy_ns"] = waits["blame_ns"]
     return row_ops.filter_rows(waits, waits["rank"] != waits["last_rank"])
-
-
-def _is_judged(group: Group, context: Context) -> bool:
-    if group.parallelism in _SPANS_STAGES:
-        return False
-    return group.parallelism not in _MAY_SPAN_STAGES or not any(g.parallelism == "PP" for g in context.groups.values())
 
 
 def _healed_at(rank: int, blames: StepBlames, communicators: list[int], context: Context) -> int | None:

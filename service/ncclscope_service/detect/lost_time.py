@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns.buckets import Bools, Floats, Int64s
 from ncclscope_service.columns.group_by import distinct
-from ncclscope_service.detect.context import INNER
+from ncclscope_service.detect.context import INNER, spans_stages
 from ncclscope_service.detect.step_blame import ROOTED
 from ncclscope_service.job.ranks import MAX_RANK, global_ranks
 from ncclscope_service.store.records import Communicator
@@ -34,8 +34,6 @@ _MOST_CELLS: Final = 1 << 20
 """Ranks times steps: keeps one look near a tenth of a second."""
 _WHOLE: Final = 0.75
 """Share of its usual operations that a group must show of a step, else a capture saw it in part."""
-_SPANS_STAGES: Final = frozenset({"PP", "EMBEDDING"})
-_MAY_SPAN_STAGES: Final = frozenset({"WORLD", None})
 
 
 @dataclass(slots=True)
@@ -119,7 +117,11 @@ def _kinds(
     """The job's ranks, its groups by kind, how long each rank waited in its pipeline by step, and the steps."""
     own = [each for each in store.listed_communicators() if each.job == job]
     has_pipeline = any(each.parallelism == "PP" for each in own)
-    judged = {each.index: each for each in own if each.size > 1 and _is_judged(each, has_pipeline=has_pipeline)}
+    judged = {
+        each.index: each
+        for each in own
+        if each.size > 1 and not spans_stages(each.parallelism, has_pipeline=has_pipeline)
+    }
     pipelines = {each.index: each for each in own if each.parallelism == "PP"}
     is_timed = rows["end_true_ns"] != NO_TIME_NS  # not so while the clock of a host is unknown
     rows = rows[is_timed & np.isin(rows["communicator"], [*judged, *pipelines])]
@@ -157,11 +159,6 @@ def _kinds(
     chosen = is_blame & is_shown
     kinds = [_kind(groups, seats, rows[chosen], of_step[chosen], len(at)) for groups in by_kind.values()]
     return ranks, [kind for kind in kinds if kind.is_whole.any()], waited, at
-
-
-def _is_judged(communicator: Communicator, *, has_pipeline: bool) -> bool:
-    kind = communicator.parallelism
-    return kind not in _SPANS_STAGES and not (has_pipeline and kind in _MAY_SPAN_STAGES)
 
 
 def _kind(

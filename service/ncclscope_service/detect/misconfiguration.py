@@ -117,11 +117,7 @@ class Misconfiguration:
                 users = sorted(process for process in said if process in worlds and value in said[process])
                 if variable == name and users and not (variable in _BETWEEN_NODES and is_of_one_node):
                     current[name, value] = self._slow(name, value, effect, users, context)
-        for key, finding in current.items():
-            self._ledger.update(key, finding)
-        for key in self._ledger.open_keys():
-            if key not in current:
-                self._ledger.close(key, self._newest_ns)
+        self._ledger.renew(current, self._newest_ns)
 
     def findings(self) -> list[Finding]:
         """All findings so far."""

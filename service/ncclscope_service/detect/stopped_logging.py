@@ -63,11 +63,7 @@ class StoppedLogging:
         }
         if self._is_silent(now_ns, context) and not is_stuck:
             current["job", 0] = self._job_finding(now_ns, context)
-        for key, finding in current.items():
-            self._ledger.update(key, finding)
-        for key in self._ledger.open_keys():
-            if key not in current:
-                self._ledger.close(key, now_ns)
+        self._ledger.renew(current, now_ns)
         return self._ledger.findings()
 
     def _silent_ranks(self, context: Context) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.detect.context import Context, duration_text, names_of_hosts, names_of_ranks
+from ncclscope_service.detect.context import Context, duration_text, names_of_hosts, names_of_ranks, names_with_hosts
 from ncclscope_service.detect.hang import AT_END, Channel, HangState, ends_of_waits, last_counts, waits_at_end
 from ncclscope_service.detect.reported import Failure, Reported, Role, TorchTimeouts
 from ncclscope_service.store.records import STANDING_KEPT, Ending, Finding, FindingKind, RankStanding, Verdict
@@ -185,7 +185,7 @@ def _without_words(
     if not times or not blamed or nameless or blamed & {each.line.rank for each in broke}:
         return None
     after_ns, ranks = min(times, key=abs), tuple(sorted(blamed))
-    who = _names_with_hosts(ranks, context)
+    who = names_with_hosts(ranks, context.hosts_of(ranks))
     apart = f"{end.apart} operation{'s' if end.apart > 1 else ''}"
     it = "it" if len(ranks) == 1 else "they"
     if abs(after_ns) <= _AT_ONCE_NS:
@@ -209,13 +209,8 @@ def _gave_up(timeouts: TorchTimeouts, end: EndOfRanks, context: Context) -> Verd
     ranks, summary = timeouts.culprits(), timeouts.summary()
     if not ranks and end.blamed:
         ranks = tuple(sorted(end.blamed))
-        summary += f"; by the counts of operations all waits end at {_names_with_hosts(ranks, context)}"
+        summary += f"; by the counts of operations all waits end at {names_with_hosts(ranks, context.hosts_of(ranks))}"
     return _made(Ending.HANG, summary, context, ranks)
-
-
-def _names_with_hosts(ranks: tuple[int, ...], context: Context) -> str:
-    hosts = context.hosts_of(ranks)
-    return names_of_ranks(ranks) + (f" ({', '.join(hosts)})" if 0 < len(hosts) <= 3 else "")
 
 
 _AT_ONCE_NS: Final = 5_000_000_000
@@ -274,12 +269,11 @@ def _failed(ending: Ending, failures: Sequence[Failure], context: Context) -> Ve
     same = [each.line.rank for each in failures if each.line.text == first.line.text and each.line.rank is not None]
     ranks = tuple(sorted(set(same)))
     hosts = context.hosts_of(ranks) or (() if first.line.host is None else (first.line.host,))
-    who = names_of_ranks(ranks) if ranks else names_of_hosts(hosts) if hosts else "a process"
-    on = f" ({', '.join(hosts)})" if ranks and 0 < len(hosts) <= 3 else ""
+    who = names_with_hosts(ranks, hosts) if ranks else names_of_hosts(hosts) if hosts else "a process"
     if ending is Ending.CRASHED:
-        summary = f"{who}{on} failed first: {first.line.text}"
+        summary = f"{who} failed first: {first.line.text}"
     else:
-        summary = f"{who}{on}: {first.line.text}" if hosts or ranks else first.line.text
+        summary = f"{who}: {first.line.text}" if hosts or ranks else first.line.text
     line = replace(first.line, host=first.line.host or next(iter(context.hosts_of(ranks[:1])), None))
     return replace(_made(ending, summary, context, ranks, hosts), first_failure=line)
 

@@ -35,7 +35,7 @@ from ncclscope_service.show.communicators import (
     recent_of_communicators,
     size_class_name,
 )
-from ncclscope_service.show.job_time import window_of_job
+from ncclscope_service.show.steps import window_of_job
 from ncclscope_service.store.records import Communicator, Member
 from ncclscope_service.store.tables import Store, version_of
 from ncclscope_wire.batch import Columns

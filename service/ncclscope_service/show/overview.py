@@ -33,8 +33,7 @@ from ncclscope_service.show.communicators import (
     size_class_name,
 )
 from ncclscope_service.show.health import AgentView, ServiceHealth
-from ncclscope_service.show.job_time import begin_of_job
-from ncclscope_service.show.steps import LENGTHENS_STEPS, SLOWS_GROUPS, StepTimeView, step_time
+from ncclscope_service.show.steps import LENGTHENS_STEPS, SLOWS_GROUPS, StepTimeView, begin_of_job, step_time
 from ncclscope_service.store.records import (
     Acknowledgement,
     Communicator,

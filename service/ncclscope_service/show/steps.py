@@ -1,4 +1,4 @@
-"""The job's step time: now, before what is wrong with it began, and since it started."""
+"""The job's step time: now, before what is wrong with it began, and since it started; and since when charts show it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.buckets import Window, window_until
+from ncclscope_service.rollup.recent_sums import RecentSums
+from ncclscope_service.store.job_history import JobHistory
 from ncclscope_service.store.records import Finding, FindingKind
 from ncclscope_service.store.step_history import StepHistory
+from ncclscope_service.store.tables import Store
 
 _RECENT_STEPS: Final = 20
 _LEAST_STEPS: Final = 5
@@ -106,3 +110,22 @@ def steps_view(history: StepHistory | None) -> StepsView:
         mean_ns=tuple((rows["duration_ns"] // np.maximum(rows["steps"], 1)).tolist()),
         longest_ns=tuple(rows["longest_ns"].tolist()),
     )
+
+
+def begin_of_job(store: Store, sums: RecentSums, job: str, now_ns: int) -> int:
+    """Where charts over the whole time of a job begin: with its first step, else with the first that is known of it."""
+    history, steps = store.job_histories.get(job), store.step_histories.get(job)
+    first_ns, last_ns = sums.logged.within(window_until(now_ns), len(store.processes))
+    own = np.array([name == job for name in store.process_job], np.bool_) & (first_ns <= last_ns)
+    known: list[int] = [*first_ns[own].tolist(), now_ns]
+    if steps is not None and len(rows := steps.rows()):
+        known = [int(rows["started_ns"][0]), now_ns]
+    elif history is not None and history.first_ns is not None:
+        known.append(history.first_ns)
+    return min(known)
+
+
+def window_of_job(store: Store, sums: RecentSums, job: str, now_ns: int) -> Window:
+    """The buckets of charts over the whole time of a job."""
+    history = store.job_histories.get(job, JobHistory())
+    return history.window(job, begin_of_job(store, sums, job, now_ns), now_ns)
