@@ -21,6 +21,16 @@ GROUPS = Simulation(Job()).groups
 CONTEXT = Context(job="job", groups=GROUPS)
 
 
+def of_ranks(*ranks: int) -> int:
+    """The communicator of just these ranks."""
+    return next(index for index, group in GROUPS.items() if group.global_ranks == ranks)
+
+
+TENSOR, DATA, WORLD = of_ranks(4, 5), (of_ranks(4, 6), of_ranks(5, 7)), of_ranks(*range(8))
+PIPELINE = of_ranks(0, 4)
+COLLECTIVES = NO_NUMBER, NO_NUMBER
+
+
 @dataclass
 class Counters:
     """What the logs of eight ranks show, second by second: the others run on until they need the one that stopped."""
@@ -85,28 +95,16 @@ def test_a_job_that_runs_or_that_ended_evenly_is_no_hang() -> None:
     assert all(not found for _, found in watch(all_stop, 90))
 
 
-def test_blame_is_not_put_on_a_rank_that_waits_elsewhere() -> None:
-    tensor = next(index for index, group in GROUPS.items() if group.global_ranks == (4, 5))
-    data = next(index for index, group in GROUPS.items() if group.global_ranks == (4, 6))
-    detector = Hang()
-    for second in range(1, 80):
-        now = min(second, 60)
-        counts = [
-            (tensor, -1, -1, 0, now * 40 + (second > 60), now * SECOND),
-            (tensor, -1, -1, 1, now * 40, now * SECOND),
-            (data, -1, -1, 0, now * 4, now * SECOND),
-            (data, -1, -1, 1, now * 4 + (second > 60), now * SECOND),
-        ]
-        detector.ingest_progress(np.array(counts, dtype=PROGRESS), CONTEXT)
-    (finding,) = detector.findings(79 * SECOND)
-    assert finding.ranks == (5,)
-    assert finding.evidence["waiting_ranks"] == [4, 6]
-
-
 def channels_that_stop(
-    counts: dict[tuple[int, int, int], dict[int, int]], seconds: int, *, slow: frozenset[int] = frozenset()
+    counts: dict[tuple[int, int, int], dict[int, int]],
+    seconds: int,
+    context: Context = CONTEXT,
+    *,
+    slow: frozenset[int] = frozenset(),
+    moving: int | None = None,
 ) -> list[Finding]:
-    """By (communicator, sender, receiver): operations more that each communicator rank enqueues after 60 s.
+    """By (communicator, sender, receiver): operations more that each communicator rank enqueues after 60 s, those of
+    the communicator that is `moving` so many seconds later.
 
     Communicators that are `slow` enqueue one operation in 5 s, the others 40 in a second.
     """
@@ -118,62 +116,64 @@ def channels_that_stop(
             moved = now // 5 if index in slow else now * 40
             last = now // 5 * 5 if index in slow else now
             rows += [
-                (index, sender, receiver, rank, moved + (extra if second > 60 else 0), last * SECOND)
+                (
+                    index,
+                    sender,
+                    receiver,
+                    rank,
+                    moved + extra * (second > 60),
+                    (last + extra * (index == moving)) * SECOND,
+                )
                 for rank, extra in more.items()
             ]
-        detector.ingest_progress(np.array(rows, dtype=PROGRESS), CONTEXT)
+        detector.ingest_progress(np.array(rows, dtype=PROGRESS), context)
         detector.findings(second * SECOND)
     return detector.findings(seconds * SECOND)
 
 
+def test_blame_is_not_put_on_a_rank_that_waits_elsewhere() -> None:
+    (finding,) = channels_that_stop({(TENSOR, *COLLECTIVES): {0: 1, 1: 0}, (DATA[0], *COLLECTIVES): {0: 0, 1: 1}}, 79)
+    assert finding.ranks == (5,)
+    assert finding.evidence["waiting_ranks"] == [4, 6]
+
+
 def test_blame_goes_on_along_sends_and_receives_whose_own_patience_is_not_over() -> None:
-    pipeline = next(index for index, group in GROUPS.items() if group.global_ranks == (0, 4))
-    first, second = (
-        next(index for index, group in GROUPS.items() if group.global_ranks == ranks) for ranks in ((0, 1), (4, 5))
-    )
+    first = of_ranks(0, 1)
     # Rank 1 stops: rank 0 waits for it, so that it does not send to rank 4, which rank 5 waits for.
     counts = {
-        (first, -1, -1): {0: 1, 1: 0},
-        (pipeline, 0, 1): {0: 0, 1: 1},
-        (second, -1, -1): {0: 0, 1: 1},
+        (first, *COLLECTIVES): {0: 1, 1: 0},
+        (PIPELINE, 0, 1): {0: 0, 1: 1},
+        (TENSOR, *COLLECTIVES): {0: 0, 1: 1},
     }
     for seconds in (67, 70, 120):
-        (finding,) = channels_that_stop(counts, seconds, slow=frozenset({pipeline}))
+        (finding,) = channels_that_stop(counts, seconds, slow=frozenset({PIPELINE}))
         assert finding.ranks == (1,)
         assert finding.comm_id == GROUPS[first].comm_id
         assert finding.evidence["waiting_ranks"] == [0, 4, 5]
 
 
 def test_nobody_is_named_while_the_root_of_it_still_has_time() -> None:
-    pipeline = next(index for index, group in GROUPS.items() if group.global_ranks == (0, 4))
-    second = next(index for index, group in GROUPS.items() if group.global_ranks == (4, 5))
-    counts = {(pipeline, 0, 1): {0: 0, 1: 1}, (second, -1, -1): {0: 0, 1: 1}}
-    assert channels_that_stop(counts, 70, slow=frozenset({pipeline})) == []
-    (finding,) = channels_that_stop(counts, 78, slow=frozenset({pipeline}))
+    counts = {(PIPELINE, 0, 1): {0: 0, 1: 1}, (TENSOR, *COLLECTIVES): {0: 0, 1: 1}}
+    assert channels_that_stop(counts, 70, slow=frozenset({PIPELINE})) == []
+    (finding,) = channels_that_stop(counts, 78, slow=frozenset({PIPELINE}))
     assert finding.ranks == (0,)
 
 
 def test_the_operation_at_which_a_rank_stopped_stays_named_when_a_smaller_group_waits_for_it_later() -> None:
-    world = next(index for index, group in GROUPS.items() if group.parallelism == "WORLD")
-    data = next(index for index, group in GROUPS.items() if group.global_ranks == (5, 7))
     counts = {
-        (world, -1, -1): {rank: int(rank != 5) for rank in range(8)},
-        (data, -1, -1): {0: 0, 1: 1},
+        (WORLD, *COLLECTIVES): {rank: int(rank != 5) for rank in range(8)},
+        (DATA[1], *COLLECTIVES): {0: 0, 1: 1},
     }
     for seconds in (67, 90, 180):
-        (finding,) = channels_that_stop(counts, seconds, slow=frozenset({data}))
-        stopped_at = f"has not enqueued operation 2401 of WORLD group {GROUPS[world].comm_id}"
+        (finding,) = channels_that_stop(counts, seconds, slow=frozenset({DATA[1]}))
+        stopped_at = f"has not enqueued operation 2401 of WORLD group {GROUPS[WORLD].comm_id}"
         assert stopped_at in finding.summary
 
 
 def test_the_sentence_says_the_same_duration_as_since_also_of_a_job_that_went_on_and_stopped_again() -> None:
-    detector, counts = Hang(), Counters({5: 60.0})
-    for second in range(1, 91):
-        detector.ingest_progress(counts.at(float(second)), CONTEXT)
-        detector.findings(second * SECOND)
-    again = Counters({5: 100.0})
-    for second in range(91, 201):
-        detector.ingest_progress(again.at(float(second)), CONTEXT)
+    detector, first, again = Hang(), Counters({5: 60.0}), Counters({5: 100.0})
+    for second in range(1, 201):
+        detector.ingest_progress((first if second < 91 else again).at(float(second)), CONTEXT)
         detector.findings(second * SECOND)
     (finding,) = detector.findings(201 * SECOND)
     assert finding.since_ns >= 100 * SECOND
@@ -182,19 +182,9 @@ def test_the_sentence_says_the_same_duration_as_since_also_of_a_job_that_went_on
 
 
 def test_a_missing_send_names_its_sender() -> None:
-    pipeline = next(index for index, group in GROUPS.items() if group.parallelism == "PP")
-    sender, receiver = GROUPS[pipeline].global_ranks
-    detector = Hang()
-    for second in range(1, 80):
-        now = min(second, 60)
-        counts = [
-            (pipeline, 0, 1, 0, now * 8, now * SECOND),
-            (pipeline, 0, 1, 1, now * 8 + (second > 60), now * SECOND),
-        ]
-        detector.ingest_progress(np.array(counts, dtype=PROGRESS), CONTEXT)
-    (finding,) = detector.findings(79 * SECOND)
-    assert finding.ranks == (sender,)
-    assert finding.evidence["waiting_ranks"] == [receiver]
+    (finding,) = channels_that_stop({(PIPELINE, 0, 1): {0: 0, 1: 1}}, 79)
+    assert finding.ranks == (0,)
+    assert finding.evidence["waiting_ranks"] == [4]
 
 
 def test_counts_that_always_differed_are_not_a_hang() -> None:
@@ -222,33 +212,9 @@ def test_it_closes_when_the_job_goes_on() -> None:
     assert detector.findings(80 * SECOND)[0].until_ns == 80 * SECOND
 
 
-def frozen(counts: dict[tuple[int, int], int], moving: int, seconds: int, context: Context) -> list[Finding]:
-    """Channels (communicator, rank) that stop at 60 s, with so many operations more than the others."""
-    detector = Hang()
-    for second in range(1, seconds):
-        now = min(second, 60)
-        rows = [
-            (
-                index,
-                NO_NUMBER,
-                NO_NUMBER,
-                rank,
-                now * 40 + (more if second > 60 else 0),
-                (now + more * (index == moving)) * SECOND,
-            )
-            for (index, rank), more in counts.items()
-        ]
-        detector.ingest_progress(np.array(rows, dtype=PROGRESS), context)
-    return detector.findings(seconds * SECOND)
-
-
-TENSOR = next(index for index, group in GROUPS.items() if group.global_ranks == (4, 5))
-DATA = [next(index for index, group in GROUPS.items() if group.global_ranks == ranks) for ranks in ((4, 6), (5, 7))]
-
-
 def test_ranks_of_one_group_that_have_all_enqueued_are_stuck_inside_it() -> None:
-    counts = {(TENSOR, 0): 1, (TENSOR, 1): 1, (DATA[0], 0): 0, (DATA[0], 1): 1, (DATA[1], 0): 0, (DATA[1], 1): 1}
-    (finding,) = frozen(counts, TENSOR, 80, CONTEXT)
+    waiting = {(each, *COLLECTIVES): {0: 0, 1: 1} for each in DATA}
+    (finding,) = channels_that_stop({(TENSOR, *COLLECTIVES): {0: 1, 1: 1}, **waiting}, 80, moving=TENSOR)
     assert finding.ranks == ()
     assert finding.comm_id == GROUPS[TENSOR].comm_id
     assert finding.evidence["state"] == "inside"
@@ -257,30 +223,29 @@ def test_ranks_of_one_group_that_have_all_enqueued_are_stuck_inside_it() -> None
 
 
 def test_a_whole_job_that_falls_silent_in_mid_step_is_stuck_and_between_steps_it_may_pause() -> None:
-    everybody = dict.fromkeys([(TENSOR, 0), (TENSOR, 1)], 0)
+    everybody = {(TENSOR, *COLLECTIVES): {0: 0, 1: 0}}
     known = replace(CONTEXT, groups={TENSOR: GROUPS[TENSOR]}, knows_steps=True)
-    (finding,) = frozen(everybody, TENSOR, 75, known)
+    (finding,) = channels_that_stop(everybody, 75, known)
     assert finding.evidence["state"] == "inside"
-    assert frozen(everybody, TENSOR, 75, replace(known, knows_steps=False)) == []
-    assert frozen(everybody, TENSOR, 150, replace(known, resting_ranks=frozenset({4, 5}))) == []
+    assert channels_that_stop(everybody, 75, replace(known, knows_steps=False)) == []
+    assert channels_that_stop(everybody, 150, replace(known, resting_ranks=frozenset({4, 5}))) == []
 
 
 def test_a_rank_that_has_just_ended_a_step_gets_time_for_a_checkpoint() -> None:
-    counts = {(TENSOR, 0): 0, (TENSOR, 1): 1}
+    counts = {(TENSOR, *COLLECTIVES): {0: 0, 1: 1}}
     resting = replace(CONTEXT, resting_ranks=frozenset({4}))
-    assert frozen(counts, TENSOR, 150, resting) == []
-    (finding,) = frozen(counts, TENSOR, 200, resting)
+    assert channels_that_stop(counts, 150, resting, moving=TENSOR) == []
+    (finding,) = channels_that_stop(counts, 200, resting, moving=TENSOR)
     assert finding.ranks == (4,)
     assert finding.evidence["state"] == "not_enqueued"
 
 
 def test_a_mismatch_on_the_stuck_group_names_who_differs() -> None:
-    counts = {(TENSOR, 0): 1, (TENSOR, 1): 1}
     known = replace(CONTEXT, groups={TENSOR: GROUPS[TENSOR]}, knows_steps=True)
     detector = Hang()
     for second in range(1, 80):
         now = min(second, 60)
-        rows = [(TENSOR, -1, -1, rank, now * 40 + (second > 60), now * SECOND) for rank in range(len(counts))]
+        rows = [(TENSOR, -1, -1, rank, now * 40 + (second > 60), now * SECOND) for rank in (0, 1)]
         detector.ingest_progress(np.array(rows, dtype=PROGRESS), known)
     (stuck,) = detector.findings(80 * SECOND)
     differs = replace(stuck, ranks=(5,), hosts=("node2",), summary="rank 5 differs")
@@ -313,11 +278,7 @@ def test_while_lines_are_lost_silence_names_the_rank_for_which_all_others_wait(*
         logged = true.copy()
         logged["operations"] -= np.where(logged["rank"] == 0, second // 10, 0)
         detector.ingest_progress(logged, context)
-    enqueued = {
-        index: {int(row["rank"]): int(row["operations"]) for row in true[true["communicator"] == index]}
-        for index in GROUPS
-        if (true["communicator"] == index).any()
-    }
+    enqueued = _enqueued(true)
     if not others_stand_evenly:
         for index, counts in enqueued.items():
             for rank, name in enumerate(GROUPS[index].global_ranks):
@@ -433,12 +394,7 @@ def test_in_large_groups_that_wait_for_each_other_each_group_is_followed_once() 
 def test_ranks_of_several_groups_that_stop_at_once_are_stuck_in_none_of_them() -> None:
     tensor = {index: group for index, group in GROUPS.items() if group.parallelism == "TP"}
     context = Context(job="job", groups=tensor, knows_steps=True)
-    detector = Hang()
-    for second in range(1, 60):
-        now = min(second, 40)
-        rows = [(index, NO_NUMBER, NO_NUMBER, rank, now * 40, now * SECOND) for index in tensor for rank in (0, 1)]
-        detector.ingest_progress(np.array(rows, dtype=PROGRESS), context)
-    (finding,) = detector.findings(60 * SECOND)
+    (finding,) = channels_that_stop({(index, *COLLECTIVES): {0: 0, 1: 0} for index in tensor}, 80, context)
     assert (finding.evidence["state"], finding.comm_id, finding.ranks) == ("stopped", None, ())
     assert "it was killed, or its groups are stuck at once" in finding.summary
 
@@ -454,16 +410,19 @@ def last_counts(behind: dict[int, int], ahead: dict[int, int] | None = None) -> 
     return np.array(rows, dtype=PROGRESS)
 
 
+def named(found: Finding | None) -> tuple[tuple[int, ...], float] | None:
+    """Who hung, and how sure that is."""
+    return None if found is None else (found.ranks, found.confidence)
+
+
 def test_last_counts_without_times_show_who_hung() -> None:
     found = hang_at_end(last_counts({5: 1}), CONTEXT)
     assert found is not None
     assert (found.ranks, found.hosts, found.confidence) == ((5,), ("node2",), 0.97)
     assert "the job ended in a hang: rank 5 (node2) never enqueued operation 400 of" in found.summary
     assert found.evidence["waiting_ranks"] == [0, 1, 2, 3, 4, 6, 7]
-    alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
-    found = hang_at_end(last_counts({5: 1}), Context(job="job", groups=alone))
-    assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.9)
+    alone = Context(job="job", groups={WORLD: GROUPS[WORLD]})
+    assert named(hang_at_end(last_counts({5: 1}), alone)) == ((5,), 0.9)
 
 
 def test_last_counts_of_jobs_that_ended_were_killed_or_whose_files_were_cut_show_no_hang() -> None:
@@ -475,15 +434,8 @@ def test_last_counts_of_jobs_that_ended_were_killed_or_whose_files_were_cut_show
 
 def test_last_counts_of_lossy_logs_show_who_hung_with_what_is_known_of_lost_lines() -> None:
     counts = last_counts({5: 1, 3: 40, 2: 7})
-    whole = last_counts({5: 1})
-    enqueued = {
-        index: {each["rank"].item(): each["operations"].item() for each in whole[whole["communicator"] == index]}
-        for index in np.unique(whole["communicator"]).tolist()
-    }
     assert hang_at_end(counts, CONTEXT) is None
-    found = hang_at_end(counts, CONTEXT, enqueued=enqueued)
-    assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.8)
+    assert named(hang_at_end(counts, CONTEXT, enqueued=_enqueued(last_counts({5: 1})))) == ((5,), 0.8)
 
 
 def _enqueued(counts: Columns) -> dict[int, dict[int, int]]:
@@ -521,8 +473,8 @@ def test_a_rank_whose_last_lines_were_lost_need_not_wait_and_is_named_only_if_it
 def test_among_losses_a_job_without_times_must_show_it_where_a_rank_enqueues_most() -> None:
     counts = last_counts({5: 1})
     assert hang_at_end(counts, CONTEXT, enqueued=_enqueued(counts)) is not None
-    alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
-    assert hang_at_end(counts, Context(job="job", groups=alone), enqueued=_enqueued(counts)) is None
+    alone = Context(job="job", groups={WORLD: GROUPS[WORLD]})
+    assert hang_at_end(counts, alone, enqueued=_enqueued(counts)) is None
 
 
 def test_a_rank_that_is_more_than_a_step_behind_where_it_enqueues_most_has_lost_lines() -> None:
@@ -536,34 +488,22 @@ def test_a_rank_that_is_more_than_a_step_behind_where_it_enqueues_most_has_lost_
 def test_among_losses_earlier_moments_tell_whether_uneven_ranks_mean_something() -> None:
     counts, even = last_counts({5: 2, 3: 1}), last_counts({})
     assert hang_at_end(counts, CONTEXT, enqueued=_enqueued(counts)) is None
-    found = hang_at_end(counts, CONTEXT, lambda: [even] * 100, _enqueued(counts))
-    assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.8)
+    assert named(hang_at_end(counts, CONTEXT, lambda: [even] * 100, _enqueued(counts))) == ((5,), 0.8)
     assert hang_at_end(counts, CONTEXT, lambda: [*[even] * 90, *[counts] * 10], _enqueued(counts)) is None
 
 
 def test_lost_lines_that_explain_nothing_do_not_hide_a_hang_that_the_lines_show() -> None:
-    def counted(counts: Columns) -> dict[int, dict[int, int]]:
-        return {
-            index: {each["rank"].item(): each["operations"].item() for each in counts[counts["communicator"] == index]}
-            for index in np.unique(counts["communicator"]).tolist()
-        }
-
     lines = last_counts({5: 1})
-    assert hang_at_end(lines, CONTEXT, enqueued=counted(last_counts({}))) is None, "the last line of rank 5 was lost"
-    at_an_edge = counted(last_counts({5: 1}, {0: 1, 3: 2}))
-    found = hang_at_end(lines, CONTEXT, enqueued=at_an_edge)
-    assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.8)
+    assert hang_at_end(lines, CONTEXT, enqueued=_enqueued(last_counts({}))) is None, "the last line of rank 5 was lost"
+    at_an_edge = _enqueued(last_counts({5: 1}, {0: 1, 3: 2}))
+    assert named(hang_at_end(lines, CONTEXT, enqueued=at_an_edge)) == ((5,), 0.8)
 
 
 def test_a_job_that_often_stood_like_this_while_it_lived_may_have_been_killed() -> None:
     late, even, clearer = last_counts({5: 1}), last_counts({}), last_counts({5: 3})
     assert hang_at_end(late, CONTEXT, lambda: [*[even] * 90, *[late] * 10]) is None
     assert hang_at_end(late, CONTEXT, lambda: [*[even] * 90, *[clearer] * 10]) is None
-    found = hang_at_end(late, CONTEXT, lambda: [*[even] * 191, *[late] * 9])
-    assert found is not None
-    assert (found.ranks, found.confidence) == ((5,), 0.97)
+    assert named(hang_at_end(late, CONTEXT, lambda: [*[even] * 191, *[late] * 9])) == ((5,), 0.97)
     assert hang_at_end(clearer, CONTEXT, lambda: [*[even] * 90, *[late] * 10]) is not None
 
 
