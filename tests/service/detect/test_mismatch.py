@@ -10,6 +10,7 @@ from ncclscope_service.detect.mismatch import CALL, Mismatch
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS, OPERATION_CODES
 
+SECOND = 1_000_000_000
 CONTEXT = Context(
     job="job",
     groups={
@@ -31,20 +32,22 @@ def calls(rank: int, count: int, wrong_at: int | None = None, wrong_bytes: int =
     return made
 
 
-def test_ranks_that_agree_are_quiet_however_far_apart_they_run() -> None:
+def fed(*parts: Columns, context: Context = CONTEXT) -> Mismatch:
+    """A detector that got these calls one after the other."""
     detector = Mismatch()
-    detector.ingest_calls(calls(0, 2000), CONTEXT)
-    for first in range(0, 2000, 100):
-        detector.ingest_calls(np.concatenate([calls(rank, 100, first=first) for rank in (1, 2, 3)]), CONTEXT)
-    assert detector.findings(0) == []
+    for part in parts:
+        detector.ingest_calls(part, context)
+    return detector
+
+
+def test_ranks_that_agree_are_quiet_however_far_apart_they_run() -> None:
+    later = (np.concatenate([calls(rank, 100, first=first) for rank in (1, 2, 3)]) for first in range(0, 2000, 100))
+    assert fed(calls(0, 2000), *later).findings(0) == []
 
 
 def test_the_rank_that_differs_is_named_with_both_calls() -> None:
     for odd in range(4):
-        detector = Mismatch()
-        for rank in range(4):
-            detector.ingest_calls(calls(rank, 100, 40 if rank == odd else None), CONTEXT)
-        (finding,) = detector.findings(0)
+        (finding,) = fed(*(calls(rank, 100, 40 if rank == odd else None) for rank in range(4))).findings(0)
         assert finding.ranks == (10 + odd,)
         assert finding.hosts == (f"node{odd}",)
         assert finding.since_ns == 40_000
@@ -55,44 +58,29 @@ def test_the_rank_that_differs_is_named_with_both_calls() -> None:
 
 def test_two_against_two_names_all_with_less_confidence_as_long_as_nothing_like_it_came_before() -> None:
     for wrong_at, ranks, confidence in ((20, (10, 11, 12, 13), 0.5), (60, (10, 11), 0.8)):
-        detector = Mismatch()
-        for rank in range(4):
-            detector.ingest_calls(calls(rank, 100, wrong_at if rank < 2 else None), CONTEXT)
-        (finding,) = detector.findings(0)
+        (finding,) = fed(*(calls(rank, 100, wrong_at if rank < 2 else None) for rank in range(4))).findings(0)
         assert (finding.ranks, finding.confidence) == (ranks, confidence)
         assert finding.summary.endswith(", as before") is (confidence == 0.8)
 
 
 def test_a_rank_of_which_lines_were_lost_proves_nothing() -> None:
-    detector = Mismatch()
     context = replace(CONTEXT, lossy_hosts=frozenset({"node2"}))
-    for rank in range(4):
-        detector.ingest_calls(calls(rank, 100, 40 if rank == 2 else None), context)
-    assert detector.findings(0) == []
+    assert fed(*(calls(rank, 100, 40 if rank == 2 else None) for rank in range(4)), context=context).findings(0) == []
 
 
 def test_sizes_that_are_not_known_are_not_compared() -> None:
-    detector = Mismatch()
-    for rank in range(4):
-        detector.ingest_calls(calls(rank, 100, 40 if rank == 2 else None, wrong_bytes=-1), CONTEXT)
-    assert detector.findings(0) == []
+    parts = (calls(rank, 100, 40 if rank == 2 else None, wrong_bytes=-1) for rank in range(4))
+    assert fed(*parts).findings(0) == []
 
 
 def test_a_line_that_was_lost_without_a_trace_is_no_mismatch() -> None:
-    detector = Mismatch()
-    for rank in range(4):
-        mine = calls(rank, 100)
-        if rank == 2:
-            mine["message_bytes"][40:-1] = mine["message_bytes"][41:]
-            mine = mine[:-1]
-        detector.ingest_calls(mine, CONTEXT)
-    assert detector.findings(10**12) == []
+    lossy = calls(2, 99)
+    lossy["message_bytes"][40:] = calls(2, 100)["message_bytes"][41:]
+    assert fed(calls(0, 100), calls(1, 100), lossy, calls(3, 100)).findings(10**12) == []
 
 
 def test_a_rank_that_stops_after_its_wrong_call_is_named_when_nothing_more_comes() -> None:
-    detector = Mismatch()
-    for rank in range(4):
-        detector.ingest_calls(calls(rank, 41, 40 if rank == 3 else None), CONTEXT)
+    detector = fed(*(calls(rank, 41, 40 if rank == 3 else None) for rank in range(4)))
     assert detector.findings(1_000_000) == []
     (finding,) = detector.findings(10_000_000_000)
     assert finding.ranks == (13,)
@@ -110,25 +98,17 @@ def repeating(rank: int, count: int) -> Columns:
 
 
 def test_a_rank_that_calls_what_comes_next_calls_in_another_order() -> None:
-    detector = Mismatch()
-    for rank in range(4):
-        made = repeating(rank, 95)  # up to the AllGather of a step
-        if rank == 2:
-            made["op"][-1], made["message_bytes"][-1] = made["op"][-7], made["message_bytes"][-7]
-        detector.ingest_calls(made, CONTEXT)
-    (finding,) = detector.findings(20 * 1_000_000_000)
+    odd = repeating(2, 95)  # up to the AllGather of a step
+    odd["op"][-1], odd["message_bytes"][-1] = odd["op"][-7], odd["message_bytes"][-7]
+    (finding,) = fed(*(repeating(rank, 95) for rank in (0, 1)), odd, repeating(3, 95)).findings(20 * SECOND)
     assert (finding.ranks, finding.evidence["differs_in"]) == ((12,), "order")
     assert "in different orders" in finding.summary
 
 
 def test_a_rank_that_calls_what_never_comes_here_calls_another_operation() -> None:
-    detector = Mismatch()
-    for rank in range(4):
-        made = repeating(rank, 95)
-        if rank == 2:
-            made["op"][-1] = OPERATION_CODES["Broadcast"]
-        detector.ingest_calls(made, CONTEXT)
-    (finding,) = detector.findings(20 * 1_000_000_000)
+    odd = repeating(2, 95)
+    odd["op"][-1] = OPERATION_CODES["Broadcast"]
+    (finding,) = fed(*(repeating(rank, 95) for rank in (0, 1)), odd, repeating(3, 95)).findings(20 * SECOND)
     assert finding.evidence["differs_in"] == "operation"
 
 
@@ -143,9 +123,7 @@ def with_a_lost_line(rank: int, count: int) -> Columns:
 
 
 def test_a_communicator_with_lost_lines_is_told_as_such() -> None:
-    detector = Mismatch()
-    for rank in range(4):
-        detector.ingest_calls(with_a_lost_line(rank, 200), CONTEXT)
+    detector = fed(*(with_a_lost_line(rank, 200) for rank in range(4)))
     assert detector.findings(0) == []
     assert detector.with_losses == frozenset({0})
     assert detector.enqueued() == {}
@@ -165,7 +143,7 @@ def test_lost_lines_that_equal_calls_do_not_show_are_counted_as_kernels_have_sho
     newest = NumberedCalls(
         199, np.full((1, 4), 1024), np.full(1, NO_TIME_NS), np.array([200, 200, 200, 199]), is_told=True
     )
-    assert detector.findings(20 * 1_000_000_000, lambda _: newest) == []
+    assert detector.findings(20 * SECOND, lambda _: newest) == []
     assert detector.with_losses == frozenset()
     assert detector.enqueued() == {0: {0: 200, 1: 200, 2: 200, 3: 199}}
 
@@ -176,8 +154,8 @@ def test_after_a_lost_line_it_is_known_again_how_far_ranks_have_come() -> None:
         for rank in range(4):
             detector.ingest_calls(with_a_lost_line(rank, 400)[begin : end - (rank == 2)], CONTEXT)
         detector.findings(0)
-    detector.findings(20 * 1_000_000_000)
-    assert detector.findings(20 * 1_000_000_000) == []
+    detector.findings(20 * SECOND)
+    assert detector.findings(20 * SECOND) == []
     assert detector.with_losses == frozenset()
     (counts,) = detector.enqueued().values()
     assert len(set(counts.values())) == 1
@@ -192,7 +170,7 @@ def test_a_wrong_call_at_which_the_job_stands_still_is_found_after_lost_lines() 
                 made["message_bytes"][-1] = 512
             detector.ingest_calls(made[begin : end - (rank == 2)], CONTEXT)
         detector.findings(0)
-    (finding,) = detector.findings(20 * 1_000_000_000)
+    (finding,) = detector.findings(20 * SECOND)
     assert (finding.ranks, finding.confidence) == ((13,), 0.7)
     assert "of 512 bytes" in finding.summary
 
@@ -200,10 +178,7 @@ def test_a_wrong_call_at_which_the_job_stands_still_is_found_after_lost_lines() 
 def test_calls_of_all_ranks_at_once_give_what_they_give_one_by_one() -> None:
     for wrong_at in (None, 0, 40, 99):
         parts = [calls(rank, 100, wrong_at if rank == 2 else None) for rank in range(4)]
-        together, apart = Mismatch(), Mismatch()
-        together.ingest_calls(np.concatenate(parts), CONTEXT)
-        for part in parts:
-            apart.ingest_calls(part, CONTEXT)
+        together, apart = fed(np.concatenate(parts)), fed(*parts)
         assert together.findings(0) == apart.findings(0)
         later = [calls(rank, 50, 10 if rank == 1 else None, first=100) for rank in range(4)]
         together.ingest_calls(np.concatenate(later), CONTEXT)

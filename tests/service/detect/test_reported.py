@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.reported import LoggedFact, Reported
-from ncclscope_service.store.records import FindingKind, Severity
+from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire import facts
 from ncclscope_wire.facts import Fact
 
@@ -16,8 +17,13 @@ def said(fact: Fact, rank: int | None = None, at: int = 1) -> LoggedFact:
     return LoggedFact(fact, "job.log", rank, at * SECOND)
 
 
-def test_a_watchdog_names_its_collective_its_group_and_who_had_not_enqueued_it() -> None:
+def findings(*logged: Fact | LoggedFact, is_stuck: bool = False) -> list[Finding]:
     detector = Reported()
+    detector.ingest_facts([each if isinstance(each, LoggedFact) else said(each) for each in logged], CONTEXT)
+    return detector.findings(SECOND, is_stuck=is_stuck)
+
+
+def test_a_watchdog_names_its_collective_its_group_and_who_had_not_enqueued_it() -> None:
     timeout = facts.TorchTimeout(line=7, rank=1, sequence=42, operation="ALLREDUCE", timeout_ms=600_000)
     progress = [
         facts.TorchProgress(
@@ -31,8 +37,7 @@ def test_a_watchdog_names_its_collective_its_group_and_who_had_not_enqueued_it()
         )
         for rank, enqueued in ((1, 44), (2, 41))
     ]
-    detector.ingest_facts([said(timeout), *map(said, progress)], CONTEXT)
-    (finding,) = detector.findings(SECOND)
+    (finding,) = findings(timeout, *progress)
     assert finding.kind is FindingKind.REPORTED_FAILURE
     assert finding.severity is Severity.CRITICAL
     assert finding.summary == (
@@ -65,10 +70,8 @@ def gave_up(
 
 
 def test_time_outs_of_several_ranks_are_one_event_that_names_who_is_furthest_behind() -> None:
-    detector = Reported()
-    for rank, sequence in ((4, 1211), (1, 7), (5, 1211)):
-        detector.ingest_facts(gave_up(rank, sequence, group="0"), CONTEXT)
-    (finding,) = detector.findings(SECOND)
+    given_up = (gave_up(rank, sequence, group="0") for rank, sequence in ((4, 1211), (1, 7), (5, 1211)))
+    (finding,) = findings(*chain(*given_up))
     assert finding.ranks == (1, 4, 5)
     assert finding.summary == (
         "PyTorch's watchdog gave up on BROADCAST 1211 (ranks 4 and 5) and BROADCAST 7 (rank 1) of process group 0 "
@@ -79,10 +82,7 @@ def test_time_outs_of_several_ranks_are_one_event_that_names_who_is_furthest_beh
 
 
 def test_time_outs_of_several_groups_are_one_event_and_copies_of_a_line_are_one_time_out() -> None:
-    detector = Reported()
-    for rank, group in ((2, "7"), (3, "7"), (2, "9")):
-        detector.ingest_facts(gave_up(rank, 8, group=group), CONTEXT)
-    (finding,) = detector.findings(SECOND)
+    (finding,) = findings(*chain(*(gave_up(rank, 8, group=group) for rank, group in ((2, "7"), (3, "7"), (2, "9")))))
     assert (finding.ranks, finding.evidence["groups"], finding.evidence["lines"]) == ((2, 3), 2, 12)
     assert finding.summary == (
         "PyTorch's watchdog gave up on BROADCAST 8 of process group 7 after 300 s and on operations of 1 other group "
@@ -91,26 +91,16 @@ def test_time_outs_of_several_groups_are_one_event_and_copies_of_a_line_are_one_
 
 
 def test_lines_that_say_the_same_are_one_finding_that_names_who_says_it() -> None:
-    detector = Reported()
-    for rank in (3, 1):
-        failure = facts.CudaFailure(line=rank, host="node1", pid=rank, error="out of memory")
-        detector.ingest_facts([said(failure, rank)], CONTEXT)
-    (finding,) = detector.findings(SECOND)
+    failures = (facts.CudaFailure(line=rank, host="node1", pid=rank, error="out of memory") for rank in (3, 1))
+    (finding,) = findings(*(said(each, each.pid) for each in failures))
     assert (finding.ranks, finding.hosts) == ((1, 3), ("node1",))
     assert finding.summary == "a CUDA call failed: out of memory (reported 2 times by ranks 1 and 3)"
     assert finding.evidence["out_of_memory"] is True
 
 
 def test_what_healthy_jobs_print_is_no_failure() -> None:
-    detector = Reported()
-    detector.ingest_facts(
-        [
-            said(facts.IbEvent(line=2, event="GID table changed", severity="non-fatal", nic="mlx5_0")),
-            said(facts.PortFailover(line=3, device=0, is_failed=False)),
-        ],
-        CONTEXT,
-    )
-    assert detector.findings(SECOND) == []
+    event = facts.IbEvent(line=2, event="GID table changed", severity="non-fatal", nic="mlx5_0")
+    assert findings(event, facts.PortFailover(line=3, device=0, is_failed=False)) == []
 
 
 def test_a_report_closes_when_nothing_says_it_any_more() -> None:
@@ -156,10 +146,8 @@ def test_it_is_one_where_the_process_goes_on_where_something_else_failed_and_whe
 
 
 def test_a_request_that_fails_before_the_end_is_a_failure() -> None:
-    detector = Reported()
     failed = facts.ProxyTrouble(line=1, host="node1", pid=1, what="Failed to execute operation", operation="Setup")
-    detector.ingest_facts([said(failed)], CONTEXT)
-    [finding] = detector.findings(SECOND)
+    [finding] = findings(failed)
     assert (finding.hosts, finding.evidence["processes"]) == (("node1",), 1)
 
 
@@ -167,17 +155,10 @@ def test_a_request_that_fails_before_the_end_is_a_failure() -> None:
 
 
 def test_unknown_warnings_are_one_finding_for_each_shape() -> None:
-    detector = Reported()
-    detector.ingest_facts(
-        [
-            said(facts.OtherWarning(line=line, host=f"node{line % 3}", pid=line, text=text))
-            for line, text in enumerate(
-                [*(f"peer 10.0.0.{n}<4{n}> lost {n} credits at 0x7f{n}0" for n in range(6)), "link mlx5_0:1 is slow"]
-            )
-        ],
-        CONTEXT,
+    texts = [*(f"peer 10.0.0.{n}<4{n}> lost {n} credits at 0x7f{n}0" for n in range(6)), "link mlx5_0:1 is slow"]
+    first, second = findings(
+        *(facts.OtherWarning(line=n, host=f"node{n % 3}", pid=n, text=text) for n, text in enumerate(texts))
     )
-    first, second = detector.findings(SECOND)
     assert {finding.kind for finding in (first, second)} == {FindingKind.REPORTED_FAILURE}
     assert {finding.severity for finding in (first, second)} == {Severity.WARNING}
     lines = {finding.evidence["lines"]: finding for finding in (first, second)}
@@ -186,21 +167,14 @@ def test_unknown_warnings_are_one_finding_for_each_shape() -> None:
 
 
 def test_a_warning_in_front_of_the_first_operation_is_reported_at_once() -> None:
-    detector = Reported()
-    detector.ingest_facts([said(facts.OtherWarning(line=3, host="node1", pid=1, text="new"))], CONTEXT)
-    assert len(detector.findings(SECOND)) == 1
+    assert len(findings(facts.OtherWarning(line=3, host="node1", pid=1, text="new"))) == 1
 
 
 def test_a_failed_call_of_verbs_is_one_failure_of_all_hosts_by_its_error() -> None:
-    detector = Reported()
-    calls = [
-        facts.VerbsFailure(
-            line=n, host=f"node{n}", pid=1, call="ibv_modify_qp", error="Connection timed out", nic="mlx5_0"
-        )
-        for n in (0, 1)
-    ]
-    detector.ingest_facts([said(fact) for fact in calls], CONTEXT)
-    (finding,) = detector.findings(SECOND)
+    call = facts.VerbsFailure(
+        line=0, host="node0", pid=1, call="ibv_modify_qp", error="Connection timed out", nic="mlx5_0"
+    )
+    (finding,) = findings(call, replace(call, host="node1"))
     assert (finding.kind, finding.severity) == (FindingKind.REPORTED_FAILURE, Severity.CRITICAL)
     assert finding.summary == (
         "ibv_modify_qp failed with Connection timed out on mlx5_0 (reported 2 times by hosts node0 and node1)"
@@ -208,15 +182,11 @@ def test_a_failed_call_of_verbs_is_one_failure_of_all_hosts_by_its_error() -> No
 
 
 def test_what_libfabric_could_not_do_is_one_failure_of_all_hosts_by_its_error() -> None:
-    detector = Reported()
     failures = [
         facts.OfiFailure(line=n, host=f"node{n}", pid=1, what="register memory", code=-22, error="Invalid argument")
         for n in (0, 1)
     ]
-    detector.ingest_facts(
-        [said(fact) for fact in (*failures, facts.OfiFailure(line=9, host="node2", what="complete a request"))], CONTEXT
-    )
-    first, second = detector.findings(SECOND)
+    first, second = findings(*failures, facts.OfiFailure(line=9, host="node2", what="complete a request"))
     assert {(each.kind, each.severity) for each in (first, second)} == {
         (FindingKind.REPORTED_FAILURE, Severity.CRITICAL)
     }
@@ -227,23 +197,19 @@ def test_what_libfabric_could_not_do_is_one_failure_of_all_hosts_by_its_error() 
 
 
 def test_what_libfabric_could_not_do_behind_the_last_operation_is_no_failure_by_itself() -> None:
-    detector = Reported()
     fact = facts.OfiFailure(line=9, host="node2", pid=1, what="complete a request", code=107)
-    detector.ingest_facts([said(fact)._replace(is_behind_operations=True)], CONTEXT)
-    assert detector.findings(SECOND) == []
-    assert [each.summary for each in detector.findings(SECOND, is_stuck=True)] == [
+    behind = said(fact)._replace(is_behind_operations=True)
+    assert findings(behind) == []
+    assert [each.summary for each in findings(behind, is_stuck=True)] == [
         "libfabric could not complete a request (error 107) (reported once by host node2)"
     ]
 
 
 def test_a_faster_path_that_could_not_be_used_is_a_misconfiguration() -> None:
-    detector = Reported()
     reasons = ("SHARP coll init error: Cannot create SHArP job(-11)", "Cannot initialize CollNet")
-    detector.ingest_facts(
-        [said(facts.PathNotUsed(line=n, host="node1", pid=1, path="CollNet", reason=reasons[n])) for n in (0, 1)],
-        CONTEXT,
+    [finding] = findings(
+        *(facts.PathNotUsed(line=1, host="node1", pid=1, path="CollNet", reason=reason) for reason in reasons)
     )
-    [finding] = detector.findings(SECOND)
     assert (finding.kind, finding.severity) == (FindingKind.MISCONFIGURATION, Severity.WARNING)
     assert finding.summary == (
         "CollNet could not be used, and NCCL goes on with a slower path: "
@@ -252,6 +218,4 @@ def test_a_faster_path_that_could_not_be_used_is_a_misconfiguration() -> None:
 
 
 def test_reports_are_bounded() -> None:
-    detector = Reported()
-    detector.ingest_facts([said(facts.CudaFailure(line=k, error=f"error {k}")) for k in range(100)], CONTEXT)
-    assert len(detector.findings(SECOND)) == 64
+    assert len(findings(*(facts.CudaFailure(line=k, error=f"error {k}") for k in range(100)))) == 64
