@@ -68,10 +68,11 @@ def test_a_collapse_of_one_or_two_windows_is_no_alarm(windows: int) -> None:
     assert [delay(STEADY, seed, 0.6, windows) for seed in range(20)] == [None] * 20
 
 
-def test_an_alarm_says_since_when() -> None:
+def test_an_alarm_says_since_when_and_how_much() -> None:
     random = np.random.default_rng(4)
     watch = DropWatch(STEADY)
     for window in range(500):
         watch.ingest_window(window, float(random.normal(0, 0.02)) - (0.3 if window >= 450 else 0.0))
     assert watch.drop is not None
     assert watch.drop.since_ns == 450
+    assert watch.drop.share == pytest.approx(1 - math.exp(-0.3), abs=0.03)

@@ -12,7 +12,6 @@ from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.late_rank_case import severity_of_cost
 from ncclscope_service.detect.settings import LateRankSettings
 from ncclscope_service.detect.statistics import firmness, margins_over_others
-from ncclscope_service.store import rows
 from ncclscope_service.store.records import Finding, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import OPERATION_CODES
@@ -212,13 +211,6 @@ def test_order_of_arrival_does_not_matter() -> None:
     batch = np.concatenate(list(simulation.steps(80)))
     detector.ingest_collectives(batch[np.random.default_rng(0).permutation(len(batch))], simulation.context)
     assert [finding.ranks for finding in detector.findings()] == [(5,)]
-
-
-def test_nothing_fed_finds_nothing() -> None:
-    detector = LateRank()
-    assert detector.findings() == []
-    detector.ingest_collectives(np.empty(0, rows.COLLECTIVE), Simulation(Job()).context)
-    assert detector.findings() == []
 
 
 def test_a_rank_that_loses_time_at_one_place_of_a_step_is_named_in_spite_of_jitter_all_over_it() -> None:

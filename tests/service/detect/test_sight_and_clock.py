@@ -9,7 +9,6 @@ from ncclscope_service.clock.causality import ClockCheck
 from ncclscope_service.detect.blind import Blind, HostVisibility
 from ncclscope_service.detect.clock_fault import ClockFault
 from ncclscope_service.detect.context import Context, Group, Ledger, by_urgency, names_of_ranks, without_explained
-from ncclscope_service.detect.detection import Detectors
 from ncclscope_service.store.records import Finding, FindingKind, HostClock, Severity
 
 CONTEXT = Context(job="job")
@@ -65,20 +64,23 @@ def test_a_clock_that_was_set_is_told_once_and_closed() -> None:
     assert len(detector.findings()) == 2
 
 
-def test_collectives_that_were_joined_wrongly_are_our_blindness_and_no_fault_of_a_clock() -> None:
+def contradicted(check: ClockCheck, context: Context) -> list[Finding]:
+    """What is found when two looks show this."""
     detector = ClockFault()
     for at_ns in (0, 11 * SECOND):
-        detector.ingest_check(ClockCheck(operations=1000, misjoined=600), ["node0", "node1"], CONTEXT, at_ns)
-    (finding,) = detector.findings()
+        detector.ingest_check(check, ["node0", "node1"], context, at_ns)
+    return detector.findings()
+
+
+def test_collectives_that_were_joined_wrongly_are_our_blindness_and_no_fault_of_a_clock() -> None:
+    (finding,) = contradicted(ClockCheck(operations=1000, misjoined=600), CONTEXT)
     assert finding.kind is FindingKind.BLIND
     assert finding.summary.startswith("60% of collectives between hosts do not end together: log lines were lost")
 
 
 def test_of_lines_without_stamps_a_contradiction_is_ours_and_no_fault_of_a_clock() -> None:
-    detector, context = ClockFault(), replace(CONTEXT, has_lines_without_stamps=True)
-    for at_ns in (0, 11 * SECOND):
-        detector.ingest_check(ClockCheck(operations=1000, suspects=(1,)), ["node0", "node1"], context, at_ns)
-    (finding,) = detector.findings()
+    context = replace(CONTEXT, has_lines_without_stamps=True)
+    (finding,) = contradicted(ClockCheck(operations=1000, suspects=(1,)), context)
     assert (finding.kind, finding.hosts) == (FindingKind.BLIND, ("node1",))
     assert "lines without stamps were matched to kernels of other steps" in finding.summary
 
@@ -169,10 +171,6 @@ def test_what_hurries_comes_first() -> None:
     assert names_of_ranks([5]) == "rank 5"
     assert names_of_ranks([5, 7]) == "ranks 5 and 7"
     assert names_of_ranks(range(10)) == "ranks 0, 1, 2 and 7 more"
-
-
-def test_detectors_that_were_fed_nothing_find_nothing() -> None:
-    assert Detectors().findings(0) == []
 
 
 def _about(kind: FindingKind, *named: str, **more: Any) -> Finding:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
+from service.detect.test_sight_and_clock import FINDING
 
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.slow_steps import SlowSteps
 from ncclscope_service.job.step_times import STEP
-from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.records import Finding, Severity
 from ncclscope_wire.batch import Columns
 
 _STEP_NS = 400_000_000
@@ -34,19 +37,6 @@ def judged(*given: Columns, others: tuple[Finding, ...] = (), is_over: bool = Fa
     for each in given:
         detector.ingest_steps(each, Context(job="job", is_over=is_over))
     return detector.findings(others)
-
-
-def late_rank(since_ns: int, until_ns: int | None) -> Finding:
-    return Finding(
-        kind=FindingKind.LATE_RANK,
-        severity=Severity.CRITICAL,
-        job="job",
-        since_ns=since_ns,
-        until_ns=until_ns,
-        confidence=1.0,
-        summary="",
-        evidence={},
-    )
 
 
 def test_steps_that_take_a_tenth_longer_are_found_with_the_step_they_began_at() -> None:
@@ -78,8 +68,9 @@ def test_equal_steps_with_checkpoints_in_between_are_no_finding() -> None:
 def test_what_is_explained_by_another_finding_is_not_said_again() -> None:
     slow = steps(np.concatenate([noisy(100), noisy(120, 0.10)]))
     begin = int(slow["started_ns"][100])
-    assert not judged(slow, others=(late_rank(begin + 20_000_000_000, None),))
-    assert judged(slow, others=(late_rank(0, begin - 10_000_000_000),))
+    late = replace(FINDING, since_ns=begin + 20_000_000_000)
+    assert not judged(slow, others=(late,))
+    assert judged(slow, others=(replace(late, since_ns=0, until_ns=begin - 10_000_000_000),))
 
 
 def test_others_have_time_to_explain_unless_the_job_is_over() -> None:

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from emission_samples import small
 from service import fake_service as fake
+from service.detect.test_sight_and_clock import FINDING
 from service.simulated_batches import SECOND_NS, advanced, simulated_batches
 
 from ncclscope.offline import run_offline
@@ -23,7 +24,7 @@ from ncclscope_service.job.step_times import STEP
 from ncclscope_service.job.utilization import gpu_of
 from ncclscope_service.keep.service_state import ServiceState
 from ncclscope_service.store.plan_records import PlanEdit, PlanRecord
-from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.records import Finding, FindingKind
 from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_simulator import write
 from ncclscope_wire.batch import Columns
@@ -171,11 +172,7 @@ def test_without_a_sure_plan_it_is_silent(plan: PlanRecord | None) -> None:
 
 
 def test_another_finding_explains_it() -> None:
-    late = Finding(
-        kind=FindingKind.LATE_RANK, severity=Severity.WARNING, job="j", since_ns=0, confidence=1.0, summary="",
-        evidence={},
-    )  # fmt: skip
-    assert judged(*[440.0] * 20, others=(late,)) == []
+    assert judged(*[440.0] * 20, others=(FINDING,)) == []
 
 
 RUN = small(tp=2, dp=2, iterations=26)

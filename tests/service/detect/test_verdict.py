@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from service.detect.simulated_job import Job, Simulation
+from service.detect.test_sight_and_clock import FINDING
 
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.progress import PROGRESS
 from ncclscope_service.detect.reported import LoggedFact, Reported
 from ncclscope_service.detect.verdict import end_of_ranks, judge_end
-from ncclscope_service.store.records import Ending, Finding, FindingKind, Severity, Verdict
+from ncclscope_service.store.records import Ending, Finding, FindingKind, Verdict
 from ncclscope_wire import facts
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact
@@ -154,17 +155,8 @@ def test_a_watchdog_that_names_nobody_is_answered_by_the_counts() -> None:
 
 
 def found(kind: FindingKind, **evidence: object) -> Finding:
-    return Finding(
-        kind=kind,
-        severity=Severity.CRITICAL,
-        job="job",
-        ranks=(2,),
-        hosts=("node1",),
-        since_ns=1,
-        confidence=0.7,
-        summary="rank 2 never enqueued operation 100",
-        evidence=evidence,
-    )
+    summary = "rank 2 never enqueued operation 100"
+    return replace(FINDING, kind=kind, ranks=(2,), hosts=("node1",), summary=summary, evidence=evidence)
 
 
 def test_a_hang_that_names_somebody_comes_before_signals_and_one_that_names_nobody_behind() -> None:

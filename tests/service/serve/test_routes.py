@@ -9,6 +9,7 @@ import socket
 import zipfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -17,12 +18,13 @@ import orjson
 import pytest
 import uvicorn
 from service import fake_service as fake
+from service.detect.test_sight_and_clock import FINDING
 
 from ncclscope_service.auth.access import parse_access
 from ncclscope_service.serve.http_server import HttpAccess
 from ncclscope_service.serve.live import Hub
 from ncclscope_service.serve.routes import make_app
-from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.records import FindingKind
 
 pytestmark = pytest.mark.asyncio
 
@@ -225,10 +227,7 @@ async def test_a_listener_gets_an_overview_at_once_and_then_every_second() -> No
 
 async def test_a_new_finding_is_an_event_of_its_own() -> None:
     service = small_service()
-    new = Finding(
-        kind=FindingKind.HANG, severity=Severity.CRITICAL, job=fake.JOB, comm_id=None, parallelism=None, ranks=(3,),
-        hosts=(), since_ns=fake.NOW_NS, until_ns=None, confidence=1.0, summary="Rank 3 is missing.", evidence={},
-    )  # fmt: skip
+    new = replace(FINDING, kind=FindingKind.HANG, job=fake.JOB, ranks=(3,))
     async with served(service) as client:
         with anyio.fail_after(60):
             async with client.stream("GET", "/api/events") as answer:

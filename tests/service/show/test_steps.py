@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from service.detect.test_sight_and_clock import FINDING
 
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.show.steps import step_time, steps_view
-from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.records import Finding, FindingKind
 from ncclscope_service.store.step_history import MAX_BUCKETS, StepHistory
 from ncclscope_wire.batch import Columns
 
@@ -25,15 +28,7 @@ def _steps(amount: int, *, first: int = 0, duration_ns: int = _STEP_NS) -> Colum
 
 
 def _finding(kind: FindingKind, *, since_step: int) -> Finding:
-    return Finding(
-        kind=kind,
-        severity=Severity.WARNING,
-        job="job",
-        since_ns=10**18 + since_step * _STEP_NS,
-        confidence=0.9,
-        summary="",
-        evidence={},
-    )
+    return replace(FINDING, kind=kind, since_ns=10**18 + since_step * _STEP_NS)
 
 
 @given(st.lists(st.integers(0, 700), max_size=8), st.integers(0, 2**32 - 1))
