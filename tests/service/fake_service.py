@@ -783,6 +783,13 @@ class FakeService(ServiceViews):
         (directory / "trace.json.gz").write_bytes(b"\x1f\x8b not really")
 
 
+def asked_of(store: Store, job: str = JOB, now_ns: int = NOW_NS) -> JobQuery:
+    """A query about a job that the store has."""
+    query = query_job(store, Aliases(), job, now_ns)
+    assert query is not None
+    return query
+
+
 def small(service: FakeService) -> FakeService:
     """The same with 8 ranks on 2 nodes and few operations."""
     return replace(service, shape=Shape(nodes=2, per_node=4, pipeline=1, late_rank=5, noise=0.0), per_minute=6)

@@ -73,8 +73,23 @@ class _Service:
         for second in range(begin, end, 4):
             self.advance(second, silent_hosts=silent_hosts)
 
+    def work(self, seconds: int) -> None:
+        """Both ranks log ten collectives in each of these seconds, after which it looks."""
+        for begin in range(0, 10 * seconds, 10):
+            for rank in (0, 1):
+                self.log(rank, *_calls(begin, begin + 10))
+            self.advance(0.1 * (begin + 10))
+
+    def stop(self) -> None:
+        """After five seconds rank 0 goes on and rank 1 does not."""
+        self.work(5)
+        self.log(0, *_calls(50, 51))
+
     def kinds(self) -> list[FindingKind]:
         return [finding.kind for finding in self.store.findings]
+
+    def named(self) -> list[tuple[FindingKind, tuple[int, ...]]]:
+        return [(finding.kind, finding.ranks) for finding in self.store.findings]
 
 
 def _calls(begin: int, end: int, *, count: int = 1024, op: str = "AllReduce") -> list[Line]:
@@ -104,32 +119,20 @@ def test_a_detector_that_the_build_of_a_state_had_not_begins_without_findings(
 
 def test_a_healthy_job_has_no_finding() -> None:
     service = _Service()
-    for begin in range(0, 100, 10):
-        for rank in (0, 1):
-            service.log(rank, *_calls(begin, begin + 10))
-        service.advance(0.1 * (begin + 10))
+    service.work(10)
     assert service.store.findings == []
 
 
-def test_ranks_that_call_different_collectives_are_a_mismatch() -> None:
-    service = _Service(size=3)
-    service.log(0, *_calls(0, 5))
-    service.log(1, *_calls(0, 4), *_calls(4, 5, count=99))
-    service.log(2, *_calls(0, 5))
-    service.advance(8)
-    (finding,) = service.store.findings
-    assert (finding.kind, finding.ranks, finding.hosts) == (FindingKind.MISMATCH, (1,), ("node1",))
-    assert finding.evidence["coll_seq"] == 4
-
-
-def test_a_mismatch_needs_no_stamps() -> None:
+@pytest.mark.parametrize("is_stamped", [True, False])
+def test_ranks_that_call_different_collectives_are_a_mismatch(*, is_stamped: bool) -> None:
     service = _Service(size=3)
     for rank, count in ((0, 1024), (1, 99), (2, 1024)):
         lines = [*_calls(0, 4), *_calls(4, 5, count=count)]
-        service.log(rank, *(replace(line, logged_at_ns=NO_TIME_NS) for line in lines))
-    service.advance(final=True)
+        service.log(rank, *(line if is_stamped else replace(line, logged_at_ns=NO_TIME_NS) for line in lines))
+    service.advance(8, final=not is_stamped)
     (finding,) = service.store.findings
-    assert (finding.kind, finding.ranks) == (FindingKind.MISMATCH, (1,))
+    assert (finding.kind, finding.ranks, finding.hosts) == (FindingKind.MISMATCH, (1,), ("node1",))
+    assert finding.evidence["coll_seq"] == 4
 
 
 def test_what_was_lost_of_a_host_is_no_mismatch_but_blindness() -> None:
@@ -171,29 +174,16 @@ def test_what_was_lost_of_a_source_that_told_of_no_host_is_that_of_its_agent_whe
 
 def test_a_rank_that_stops_while_others_go_on_is_named_as_hanging() -> None:
     service = _Service()
-    for begin in range(0, 50, 10):
-        for rank in (0, 1):
-            service.log(rank, *_calls(begin, begin + 10))
-        service.advance(0.1 * (begin + 10))
-    service.log(0, *_calls(50, 51))
+    service.stop()
     service.advance(6)
     assert service.kinds() == []
     service.look_on(8, 120)
-    (finding,) = service.store.findings
-    assert (finding.kind, finding.ranks) == (FindingKind.HANG, (1,))
-
-
-def _stopped(service: _Service) -> None:
-    for begin in range(0, 50, 10):
-        for rank in (0, 1):
-            service.log(rank, *_calls(begin, begin + 10))
-        service.advance(0.1 * (begin + 10))
-    service.log(0, *_calls(50, 51))
+    assert service.named() == [(FindingKind.HANG, (1,))]
 
 
 def test_a_silence_in_which_the_service_itself_stood_still_is_no_hang() -> None:
     service = _Service()
-    _stopped(service)
+    service.stop()
     service.advance(6)
     service.look_on(40, 44)
     assert service.kinds() == []
@@ -203,14 +193,14 @@ def test_a_silence_in_which_the_service_itself_stood_still_is_no_hang() -> None:
 
 def test_a_rank_whose_agent_is_out_of_reach_is_not_said_to_hang() -> None:
     service = _Service()
-    _stopped(service)
+    service.stop()
     service.look_on(8, 120, silent_hosts=frozenset({"node1"}))
     assert service.kinds() == []
 
 
 def test_a_communicator_that_was_destroyed_does_not_hang() -> None:
     service = _Service()
-    _stopped(service)
+    service.stop()
     destroyed = init(line=90, kind=CommunicatorEventKind.DESTROY, host="node0")
     service.reading.feed(log_batch([], host="node0", events=[destroyed]))
     service.look_on(8, 120)
@@ -219,14 +209,14 @@ def test_a_communicator_that_was_destroyed_does_not_hang() -> None:
 
 def test_silence_at_the_end_of_what_was_recorded_is_no_hang() -> None:
     service = _Service()
-    _stopped(service)
+    service.stop()
     service.advance(3600, final=True)
     assert service.kinds() == []
 
 
 def test_the_end_of_a_job_that_hangs_is_judged_until_it_goes_on() -> None:
     service = _Service()
-    _stopped(service)
+    service.stop()
     service.advance(6)
     assert service.store.verdicts == {}
     service.look_on(8, 60)
@@ -298,7 +288,7 @@ def test_operations_without_a_stamp_count_when_they_were_seen() -> None:
         service.advance(second)
     service.feed(replace(log_batch([Line(line=60)], host="node0"), observed_at_ns=BASE_NS + 5 * _SECOND))
     service.look_on(8, 120)
-    assert [(finding.kind, finding.ranks) for finding in service.store.findings] == [(FindingKind.HANG, (1,))]
+    assert service.named() == [(FindingKind.HANG, (1,))]
 
 
 def test_sends_that_no_receive_answers_hang_too() -> None:
@@ -317,7 +307,7 @@ def test_sends_that_no_receive_answers_hang_too() -> None:
         service.advance(0.1 * (begin + 10))
     exchange(0, 50, 51)
     service.look_on(8, 120)
-    assert [(finding.kind, finding.ranks) for finding in service.store.findings] == [(FindingKind.HANG, (1,))]
+    assert service.named() == [(FindingKind.HANG, (1,))]
 
 
 def test_jobs_with_one_comm_id_are_judged_each_by_itself() -> None:
@@ -400,7 +390,7 @@ def test_a_rank_that_is_always_late_is_named() -> None:
         service.log(rank, *_calls(0, 1))
     late = _collectives([50e9] * 3000, last_rank=1, blame_ns=20_000_000)
     service.advance(measured=late, final=True)
-    assert [(finding.kind, finding.ranks) for finding in service.store.findings] == [(FindingKind.LATE_RANK, (1,))]
+    assert service.named() == [(FindingKind.LATE_RANK, (1,))]
 
 
 def test_hours_at_once_find_what_seconds_at_a_time_find() -> None:
@@ -478,7 +468,7 @@ def test_a_finding_quotes_the_counters_that_may_explain_it() -> None:
     service = _Service()
     _counters(service, "node1", _condition("node1", "runs at 1x instead of 4x"))
     _counters(service, "node9", _condition("node9", "runs at 2x instead of 4x"))
-    _stopped(service)
+    service.stop()
     service.advance(6)
     service.look_on(8, 120)
     (finding,) = service.store.findings
@@ -496,7 +486,7 @@ def test_a_gpu_is_named_with_its_rank_and_explains_no_other_one() -> None:
     for host, _ in seats:
         text = "throttles: power (1,200 of 1,980 MHz)"
         _counters(service, host, _condition(host, text, device="GPU 0", what="throttle", gpu_bus_id=0x1B000))
-    _stopped(service)
+    service.stop()
     service.advance(6)
     service.look_on(8, 120)
     (finding,) = service.store.findings

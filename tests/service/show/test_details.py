@@ -45,12 +45,6 @@ def store_of(shape: fake.Shape = SMALL, *, with_kernels: bool = True, per_minute
     return maker.make()
 
 
-def asked_of(store: Store) -> JobQuery:
-    asked = query_job(store, Aliases(), fake.JOB, fake.NOW_NS)
-    assert asked is not None
-    return asked
-
-
 def detail_of(asked: JobQuery, alias: str) -> CommunicatorDetail:
     communicator = asked.communicator(alias)
     assert communicator is not None
@@ -65,13 +59,13 @@ def rank_of(asked: JobQuery, rank: int) -> RankDetail:
 
 def test_a_job_that_is_not_there_cannot_be_asked() -> None:
     assert query_job(store_of(), Aliases(), "no such job", fake.NOW_NS) is None
-    asked = asked_of(store_of())
+    asked = fake.asked_of(store_of())
     assert asked.communicator("none-1") is None
     assert rank_detail(asked, 99, fake.NOW_NS) is None
 
 
 def test_a_communicator_tells_each_operation_against_its_limits() -> None:
-    detail = detail_of(asked_of(store_of()), "dp-0")
+    detail = detail_of(fake.asked_of(store_of()), "dp-0")
     assert detail.summary.parallelism == "DP"
     assert [(each.op, each.size_class) for each in detail.series] == [("ReduceScatter", "inf"), ("AllGather", "inf")]
     first = detail.series[0]
@@ -85,7 +79,7 @@ def test_a_communicator_tells_each_operation_against_its_limits() -> None:
 
 
 def test_a_communicator_names_the_rank_that_arrives_last() -> None:
-    detail = detail_of(asked_of(store_of()), "tp-4")
+    detail = detail_of(fake.asked_of(store_of()), "tp-4")
     assert [each.global_rank for each in detail.ranks] == [4, 5, 6, 7]
     late = next(each for each in detail.ranks if each.global_rank == 5)
     assert late.host == "gpu-node01"
@@ -95,7 +89,7 @@ def test_a_communicator_names_the_rank_that_arrives_last() -> None:
 
 
 def test_a_rank_is_told_beside_all_others() -> None:
-    asked = asked_of(store_of())
+    asked = fake.asked_of(store_of())
     late, other = rank_of(asked, 5), rank_of(asked, 2)
     assert (late.host, late.pid, late.version) == ("gpu-node01", 4005, "2.28.3")
     assert late.place == 1
@@ -109,7 +103,7 @@ def test_a_rank_is_told_beside_all_others() -> None:
 
 
 def test_logs_alone_tell_no_waiting_and_no_bars() -> None:
-    asked = asked_of(store_of(with_kernels=False))
+    asked = fake.asked_of(store_of(with_kernels=False))
     rank, detail = rank_of(asked, 5), detail_of(asked, "dp-0")
     assert (rank.wait_ratio, rank.place, rank.median_wait_ratio) == (None, None, None)
     assert set(rank.wait_history) == {None}
@@ -122,7 +116,7 @@ def test_logs_alone_tell_no_waiting_and_no_bars() -> None:
 
 def test_the_timeline_ends_with_the_last_captured_kernel_and_cuts_bars_where_waiting_ends() -> None:
     store = store_of()
-    asked = asked_of(store)
+    asked = fake.asked_of(store)
     timeline = timeline_of_ranks(asked, 20.0)
     ends = store.operations.rows["end_true_ns"]
     assert timeline.begin_ns is not None
@@ -136,7 +130,7 @@ def test_the_timeline_ends_with_the_last_captured_kernel_and_cuts_bars_where_wai
 
 
 def test_the_timeline_of_one_communicator_holds_nothing_else() -> None:
-    asked = asked_of(store_of())
+    asked = fake.asked_of(store_of())
     communicator = asked.communicator("tp-4")
     assert communicator is not None
     timeline = timeline_of_communicator(asked, communicator, 60.0)
@@ -146,7 +140,7 @@ def test_the_timeline_of_one_communicator_holds_nothing_else() -> None:
 
 
 def test_the_timeline_of_one_rank_has_a_lane_for_each_communicator() -> None:
-    timeline = timeline_of_rank(asked_of(store_of()), 5, 60.0)
+    timeline = timeline_of_rank(fake.asked_of(store_of()), 5, 60.0)
     assert set(timeline.lanes) == {"tp-4", "dp-1", "world-0"}
     for lane, communicator in zip(timeline.lane, timeline.communicator, strict=True):
         assert timeline.lanes[lane] == timeline.communicators[communicator]
@@ -159,7 +153,7 @@ def test_the_timeline_ends_where_the_slowest_capture_is() -> None:
     late = (rows["end_true_ns"] > newest - 5_000_000_000) & (rows["process"] >= 4)
     for column in ("start_ns", "start_true_ns", "end_ns", "end_true_ns", "wait_ns"):
         rows[column][late] = NO_TIME_NS
-    timeline = timeline_of_ranks(asked_of(store), 20.0)
+    timeline = timeline_of_ranks(fake.asked_of(store), 20.0)
     assert timeline.begin_ns is not None
     of_late_host = rows["end_true_ns"][rows["process"] >= 4]
     assert timeline.begin_ns + round(timeline.seconds * 1e9) <= int(of_late_host.max())
@@ -168,7 +162,7 @@ def test_the_timeline_ends_where_the_slowest_capture_is() -> None:
 
 def test_too_many_bars_are_drawn_together_and_none_is_lost() -> None:
     store = store_of(fake.Shape(nodes=8, per_node=8), per_minute=240)
-    timeline = timeline_of_ranks(asked_of(store), 60.0)
+    timeline = timeline_of_ranks(fake.asked_of(store), 60.0)
     assert timeline.begin_ns is not None
     assert len(timeline.start_us) <= MAX_BARS
     assert timeline.seconds == 60.0, "what is asked for, not what fits"
@@ -182,7 +176,7 @@ def test_too_many_bars_are_drawn_together_and_none_is_lost() -> None:
     assert sum(timeline.kernels) == int(shown.sum()) == sum(each.kernels for each in timeline.sums)
     assert sum(timeline.duration_us) == pytest.approx(kernel_us, abs=len(timeline.duration_us))
     assert sum(each.wait_us + each.transfer_us + each.unknown_us for each in timeline.sums) == pytest.approx(kernel_us)
-    alone = timeline_of_ranks(asked_of(store), 0.5, timeline.begin_ns + 30_000_000_000)
+    alone = timeline_of_ranks(fake.asked_of(store), 0.5, timeline.begin_ns + 30_000_000_000)
     assert alone.resolution_us == 0
     assert set(alone.kernels) == {1}, "a closer look shows single kernels"
 
@@ -198,7 +192,7 @@ def test_a_lane_without_data_is_named_and_does_not_look_idle() -> None:
     store.captures.drop_before(store.captures.next_id)
     for source, capture in kept:
         store.captures.append((source, replace(capture, start_ns=0, end_ns=newest + 1)))
-    timeline = timeline_of_ranks(asked_of(store), 20.0)
+    timeline = timeline_of_ranks(fake.asked_of(store), 20.0)
     assert timeline.begin_ns is not None
     assert timeline.begin_ns + 20_000_000_000 > newest - 1_000_000_000, "hosts that are far behind do not hold it back"
     assert {timeline.lanes[lane] for lane in timeline.lane} == {"0", "1", "2", "3"}
@@ -209,7 +203,7 @@ def test_a_lane_without_data_is_named_and_does_not_look_idle() -> None:
 
 def test_a_late_rank_is_proved_by_the_collective_that_lost_most_to_it() -> None:
     store = store_of()
-    asked = asked_of(store)
+    asked = fake.asked_of(store)
     communicator = asked.communicator("tp-4")
     assert communicator is not None
     found = one_collective(asked, communicator, late_rank=5)
@@ -229,7 +223,7 @@ def test_a_late_rank_is_proved_by_the_collective_that_lost_most_to_it() -> None:
 
 def test_sizes_against_bandwidth_are_medians_of_each_kind() -> None:
     store = store_of()
-    points = size_points(asked_of(store))
+    points = size_points(fake.asked_of(store))
     assert points.known == len(points.points)
     of_dp = next(point for point in points.points if point.communicator == "dp-0")
     rows = store.collectives.rows
@@ -247,12 +241,12 @@ def test_sizes_against_bandwidth_are_medians_of_each_kind() -> None:
     wire = (ranks - 1) / ranks * of_dp.message_bytes
     assert of_dp.expected == pytest.approx(wire / took * 1e9, rel=0.1)
     assert of_dp.basis == "history"
-    only = size_points(asked_of(store), store.communicators[index])
+    only = size_points(fake.asked_of(store), store.communicators[index])
     assert {point.communicator for point in only.points} == {"dp-0"}
 
 
 def traffic_of(store: Store) -> TrafficView:
-    return traffic_view(traffic_input(asked_of(store)))
+    return traffic_view(traffic_input(fake.asked_of(store)))
 
 
 def test_the_traffic_of_a_ring_goes_to_the_next_rank() -> None:
@@ -291,7 +285,7 @@ def test_nothing_sent_is_a_square_of_nothing() -> None:
 def test_four_thousand_ranks_are_answered_soon_and_briefly() -> None:
     """Prints what one answer costs; its size is what is tested."""
     store = store_of(fake.Shape(nodes=512, per_node=8), per_minute=12)
-    asked = asked_of(store)
+    asked = fake.asked_of(store)
     answers: dict[str, Callable[[], object]] = {
         "communicator world-0": lambda: detail_of(asked, "world-0"),
         "rank 4000": lambda: rank_of(asked, 4000),

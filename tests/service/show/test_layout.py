@@ -9,7 +9,6 @@ from service import fake_service as fake
 
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.show import layout
-from ncclscope_service.show.details import query_job
 from ncclscope_service.show.health import ServiceHealth
 from ncclscope_service.show.layout import LayoutView, layout_view
 from ncclscope_service.show.overview import make_overview
@@ -22,9 +21,7 @@ def store() -> Store:
 
 
 def view_of(store: Store) -> LayoutView:
-    query = query_job(store, Aliases(), fake.JOB, fake.NOW_NS)
-    assert query is not None
-    return layout_view(query)
+    return layout_view(fake.asked_of(store))
 
 
 def test_every_rank_is_on_its_host_with_its_gpu(store: Store) -> None:

@@ -10,15 +10,15 @@ from service import fake_service as fake
 
 from ncclscope_service.columns.buckets import BUCKET_NS
 from ncclscope_service.detect.lost_time_history import LostTimeHistory
-from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.serve.routes import to_json
-from ncclscope_service.show.details import query_job
+from ncclscope_service.show.details import JobQuery
 from ncclscope_service.show.lost_time import MAX_COLUMNS, MAX_ROWS, LostTimeView, lost_time_view
 from ncclscope_service.store.job_history import LOST, STEPS
 from ncclscope_service.store.records import Communicator, Identity, Member, Process
 from ncclscope_service.store.rows import COLLECTIVE
 from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 _STEP_NS = 400_000_000
@@ -67,10 +67,22 @@ class _Job:
         self.store.collectives.append(rows)
         return self
 
+    def asked(self, after_steps: int = _STEPS) -> JobQuery:
+        return fake.asked_of(self.store, "job", after_steps * _STEP_NS)
+
     def view(self, only: str | None = None) -> LostTimeView:
-        asked = query_job(self.store, Aliases(), "job", _STEPS * _STEP_NS)
-        assert asked is not None
+        asked = self.asked()
         return lost_time_view(asked, None if only is None else asked.communicator(only))
+
+    def rows(self) -> Columns:
+        table = self.store.collectives
+        return table.rows.take(np.arange(len(table)))
+
+    def kept(self, of: int) -> list[float]:
+        """By rank, what the history of the job has of the steps."""
+        history = self.store.job_histories["job"]
+        whole = history.lost_time.whole(history.window("job", 0, _STEPS * _STEP_NS), np.arange(4))
+        return [float(each) for each in whole[of]]
 
     def now_ms(self) -> dict[int, float]:
         return {row.worst_rank: (row.now_ns or 0) / _MS for row in self.view().rows}
@@ -185,9 +197,7 @@ def test_while_steps_are_not_known_times_are_per_second() -> None:
 def test_many_ranks_are_shown_by_host_with_the_worst_of_each() -> None:
     shape = fake.Shape(nodes=16, per_node=8, late_rank=37, noise=0.0)
     store = fake.StoreMaker(shape, now_ns=fake.NOW_NS).make()
-    asked = query_job(store, Aliases(), fake.JOB, fake.NOW_NS)
-    assert asked is not None
-    view = lost_time_view(asked)
+    view = lost_time_view(fake.asked_of(store))
     assert (view.by, view.rows_known, len(view.rows)) == ("host", 16, 16)
     worst = max(view.rows, key=lambda row: row.now_ns or 0)
     assert (worst.host, worst.worst_rank, len(worst.ranks)) == ("gpu-node04", 37, 8)
@@ -198,8 +208,7 @@ def test_many_ranks_are_shown_by_host_with_the_worst_of_each() -> None:
 def test_four_thousand_ranks_are_a_small_map_soon() -> None:
     """Prints what one answer costs; its size is what is tested."""
     store = fake.StoreMaker(fake.Shape(nodes=512, per_node=8), now_ns=fake.NOW_NS).make()
-    asked = query_job(store, Aliases(), fake.JOB, fake.NOW_NS)
-    assert asked is not None
+    asked = fake.asked_of(store)
     began = time.process_time()
     view = lost_time_view(asked)
     took, body = time.process_time() - began, to_json(view)
@@ -210,9 +219,7 @@ def test_four_thousand_ranks_are_a_small_map_soon() -> None:
 
 
 def _whole(job: _Job, *, after_steps: int = _STEPS) -> LostTimeView:
-    asked = query_job(job.store, Aliases(), "job", after_steps * _STEP_NS)
-    assert asked is not None
-    return lost_time_view(asked.over_the_whole_job())
+    return lost_time_view(job.asked(after_steps).over_the_whole_job())
 
 
 def _mean_us(view: LostTimeView, rank: int) -> list[int | None]:
@@ -223,7 +230,7 @@ def _mean_us(view: LostTimeView, rank: int) -> list[int | None]:
 def test_the_whole_job_is_shown_when_its_collectives_have_left_memory() -> None:
     job = healthy().add(0, 1, 4.0)
     history, table = LostTimeHistory(), job.store.collectives
-    history.ingest(table.rows.take(np.arange(len(table))), 0)
+    history.ingest(job.rows(), 0)
     history.process(job.store, "job", 0, _STEP_NS, final=True)
     table.drop_before(table.next_id)
     view = _whole(job, after_steps=3 * _STEPS)
@@ -242,57 +249,49 @@ def test_what_is_kept_and_what_is_in_memory_make_one_map_in_whatever_portions_it
     job = healthy().add(0, 1, 4.0, steps=range(20, _STEPS))
     expected = [_mean_us(_whole(job), rank) for rank in range(4)]
     assert expected[1][:4] == [0, 1667, 4000, 4000], "5 of the 12 steps of the second five seconds"
-    history, table = LostTimeHistory(), job.store.collectives
-    rows = table.rows.take(np.arange(len(table)))
+    history, rows = LostTimeHistory(), job.rows()
     steps = rows["end_true_ns"] // _STEP_NS
     for step in range(0, _STEPS, at_once):
         history.ingest(rows[(steps >= step) & (steps < step + at_once)], step * _STEP_NS)
         history.process(job.store, "job", (step + at_once) * _STEP_NS, _STEP_NS, final=False)
     kept = job.store.job_histories["job"]
     assert 0 < kept.lost_until_ns < (_STEPS - 1) * _STEP_NS, "the last steps may still grow"
-    assert kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))[STEPS].min() > 0
+    assert min(job.kept(STEPS)) > 0
     assert [_mean_us(_whole(job), rank) for rank in range(4)] == expected
     history.process(job.store, "job", (_STEPS + 1000) * _STEP_NS, _STEP_NS, final=False)
-    whole = kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))
-    assert whole[STEPS].tolist() == [_STEPS] * 4, "nothing came for a minute: the last steps have ended"
-    assert whole[LOST].tolist() == [0, 40 * 4 * _MS, 0, 0]
+    assert job.kept(STEPS) == [_STEPS] * 4, "nothing came for a minute: the last steps have ended"
+    assert job.kept(LOST) == [0, 40 * 4 * _MS, 0, 0]
 
 
 def test_steps_that_come_late_are_added_and_parts_of_steps_are_not() -> None:
     job = healthy()
-    history, table = LostTimeHistory(), job.store.collectives
-    rows = table.rows.take(np.arange(len(table)))
+    history, rows = LostTimeHistory(), job.rows()
     steps = rows["end_true_ns"] // _STEP_NS
     late = (steps >= 10) & (steps < 14)
     part = (steps == 30) & (rows["last_rank"] == 0)
     for given in (rows[~late & ~part], np.concatenate([rows[late], rows[part]])):
         history.ingest(given, 0)
         history.process(job.store, "job", 0, _STEP_NS, final=True)
-    kept = job.store.job_histories["job"]
-    counted = kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))[STEPS]
-    assert set(counted.tolist()) == {_STEPS - 1}
+    assert set(job.kept(STEPS)) == {_STEPS - 1}
 
 
 def test_without_the_length_of_a_step_it_is_per_second_until_that_is_known() -> None:
     job = healthy().add(0, 1, 4.0)
-    history, table = LostTimeHistory(), job.store.collectives
-    rows = table.rows.take(np.arange(len(table)))
+    history, rows = LostTimeHistory(), job.rows()
     is_first = rows["end_true_ns"] < 10 * 10**9
     history.ingest(rows[is_first], 0)
     history.process(job.store, "job", 0, None, final=True)
     kept = job.store.job_histories["job"]
     flags = [kept.is_lost_per_step]
-    assert 0 < kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))[STEPS].min() <= 10
+    assert 0 < min(job.kept(STEPS)) <= 10
     history.ingest(rows[~is_first], 0)
     history.process(job.store, "job", 0, _STEP_NS, final=True)
     flags.append(kept.is_lost_per_step)
     assert flags == [False, True]
-    counted = kept.lost_time.whole(kept.window("job", 0, _STEPS * _STEP_NS), np.arange(4))[STEPS]
-    assert counted.tolist() == [_STEPS - 25] * 4
+    assert job.kept(STEPS) == [_STEPS - 25] * 4
 
 
 def test_of_one_communicator_the_map_reaches_as_far_as_memory() -> None:
     job = healthy().add(0, 1, 4.0)
-    asked = query_job(job.store, Aliases(), "job", _STEPS * _STEP_NS)
-    assert asked is not None
+    asked = job.asked()
     assert lost_time_view(asked.over_the_whole_job(), asked.communicator("tp-0")) == job.view("tp-0")

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from service import fake_service as fake
 
-from ncclscope_service.intake.aliases import Aliases
-from ncclscope_service.show.details import query_job
 from ncclscope_service.show.node_graph import NodeGraphView, node_graph_input, node_graph_view
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER
@@ -25,9 +23,7 @@ def made(shape: fake.Shape = SHAPE, per_minute: int = 6) -> Store:
 
 
 def view_of(store: Store) -> NodeGraphView:
-    query = query_job(store, Aliases(), fake.JOB, fake.NOW_NS)
-    assert query is not None
-    return node_graph_view(node_graph_input(query))
+    return node_graph_view(node_graph_input(fake.asked_of(store)))
 
 
 def only(store: Store, parallelism: str) -> None:
