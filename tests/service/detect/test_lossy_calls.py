@@ -34,6 +34,15 @@ def ingest(lossy: LossyCalls, rows: Columns) -> None:
     lossy.ingest(rows, codes(rows))
 
 
+def placed(*parts: Columns, begin: int = 0) -> LossyCalls:
+    """The calls of so many ranks, each with its place."""
+    lossy = LossyCalls(len(parts), begin)
+    for part in parts:
+        ingest(lossy, part)
+    lossy.place(is_end=True)
+    return lossy
+
+
 @pytest.mark.parametrize("is_stamped", [True, False])
 def test_how_far_each_rank_has_come_is_told_though_each_lost_other_lines(is_stamped: bool) -> None:
     random = np.random.default_rng(1)
@@ -50,14 +59,11 @@ def test_how_far_each_rank_has_come_is_told_though_each_lost_other_lines(is_stam
 
 
 def test_calls_that_come_in_pieces_are_placed_as_those_that_come_at_once() -> None:
-    whole, pieces = LossyCalls(RANKS, 7), LossyCalls(RANKS, 7)
     parts = [calls(rank, 3000, np.random.default_rng(rank), lost=0.005) for rank in range(RANKS)]
-    for part in parts:
-        ingest(whole, part)
+    whole, pieces = placed(*parts, begin=7), LossyCalls(RANKS, 7)
     for begin in range(0, 3000, 250):
         ingest(pieces, np.concatenate([part[begin : begin + 250] for part in parts]))
-    for each in (whole, pieces):
-        each.place(is_end=True)
+    pieces.place(is_end=True)
     assert whole.enqueued() == pieces.enqueued()
 
 
@@ -79,52 +85,35 @@ def test_a_wrong_call_at_the_end_is_found_among_lost_lines() -> None:
 
 
 def test_a_wrong_call_is_found_although_another_rank_lost_a_line_just_before() -> None:
-    lossy = LossyCalls(RANKS, 0)
-    for rank in range(RANKS):
-        own = calls(rank, 400, np.random.default_rng(rank), lost=0.0)
-        if rank == 1:
-            own["message_bytes"][-1] = 77
-        ingest(lossy, own if rank != 3 else np.delete(own, 397))
-    lossy.place(is_end=True)
-    found = lossy.difference()
+    parts = [calls(rank, 400, np.random.default_rng(rank), lost=0.0) for rank in range(RANKS)]
+    parts[1]["message_bytes"][-1] = 77
+    parts[3] = np.delete(parts[3], 397)
+    found = placed(*parts).difference()
     assert found is not None
     assert found.ranks_by_call == {int(PROGRAM[399 % len(PROGRAM)]): {0, 2}, 77: {1}}
 
 
 def test_of_calls_that_are_all_equal_nothing_tells_which_line_was_lost() -> None:
-    lossy = LossyCalls(2, 0)
-    for rank in range(2):
-        own = calls(rank, 100, np.random.default_rng(rank), lost=0.05)
-        own["message_bytes"] = 8
-        ingest(lossy, own)
-    lossy.place(is_end=True)
-    assert not lossy.is_placed
+    parts = [calls(rank, 100, np.random.default_rng(rank), lost=0.05) for rank in range(2)]
+    for part in parts:
+        part["message_bytes"] = 8
+    assert not placed(*parts).is_placed
 
 
 def test_a_rank_that_is_too_far_ahead_of_another_tells_nothing() -> None:
-    lossy = LossyCalls(2, 0)
-    ingest(lossy, calls(0, 70_000, np.random.default_rng(0), lost=0.0))
-    ingest(lossy, calls(1, 70_000, np.random.default_rng(0), lost=0.0))
-    lossy.place(is_end=True)
-    assert not lossy.is_placed
+    assert not placed(*(calls(rank, 70_000, np.random.default_rng(0), lost=0.0) for rank in range(2))).is_placed
 
 
 def test_where_many_lines_were_lost_the_names_of_calls_do_not_tell_how_far_a_rank_has_come() -> None:
     random = np.random.default_rng(1)
-    lossy = LossyCalls(RANKS, 0)
-    for rank in range(RANKS):
-        ingest(lossy, calls(rank, 600, random, lost=0.05))
-    lossy.place(is_end=True)
-    assert not lossy.is_placed
+    assert not placed(*(calls(rank, 600, random, lost=0.05) for rank in range(RANKS))).is_placed
 
 
 def test_numbers_that_kernels_gave_hold_though_all_calls_are_equal_and_many_were_lost() -> None:
-    lossy = LossyCalls(3, 7)
-    for rank in range(3):
-        own = calls(rank, 100, np.random.default_rng(rank), lost=0.2)
-        own["message_bytes"] = 8
-        ingest(lossy, own)
-    lossy.place(is_end=True)
+    parts = [calls(rank, 100, np.random.default_rng(rank), lost=0.2) for rank in range(3)]
+    for part in parts:
+        part["message_bytes"] = 8
+    lossy = placed(*parts, begin=7)
     newest = np.array([[8, 8, 8], [8, UNTOLD, 8], [8, 8, NO_NUMBER]])
     lossy.settle(NumberedCalls(95, newest, np.array([5, 6, 7]), np.array([98, 98, 97]), is_told=True))
     assert lossy.is_placed

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def text_of(view: MetricsView) -> str:
     return render(view, accept="", accept_encoding="").body.decode()
 
 
+@pytest.fixture
+def store() -> Store:
+    return fake.small(fake.FakeService()).store(fake.NOW_NS)
+
+
+def counted(store: Store) -> Tally:
+    tally = Tally()
+    tally.count_rows(store)
+    return tally
+
+
 def samples_of(view: MetricsView) -> Samples:
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -66,13 +78,13 @@ def small_view() -> MetricsView:
     return service.metrics()
 
 
-def view_of(store: Store, *, budget: SeriesBudget | None = None, now_ns: int = fake.NOW_NS) -> MetricsView:
-    tally = Tally()
-    tally.count_rows(store)
+def view_of(
+    store: Store, *, budget: SeriesBudget | None = None, now_ns: int = fake.NOW_NS, agents: Sequence[AgentView] = ()
+) -> MetricsView:
+    health = ServiceHealth(version="0")
     return gather(
-        store, tally=tally, aliases=Aliases(), agents=[], health=ServiceHealth(version="0"), now_ns=now_ns,
-        budget=budget,
-    )  # fmt: skip
+        store, tally=counted(store), aliases=Aliases(), agents=agents, health=health, now_ns=now_ns, budget=budget
+    )
 
 
 @pytest.mark.parametrize(("name", "accept"), [("scrape.txt", ""), ("scrape.openmetrics.txt", OPENMETRICS)])
@@ -169,8 +181,7 @@ def test_an_empty_service_exposes_itself_and_nothing_else() -> None:
     }  # fmt: skip
 
 
-def test_several_hosts_without_an_estimate_have_no_clock() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_several_hosts_without_an_estimate_have_no_clock(store: Store) -> None:
     clocks = store.clocks[fake.JOB]
     assert clocks.reference is not None
     alone = {clocks.reference: replace(clocks.hosts[clocks.reference], samples=0)}
@@ -193,21 +204,9 @@ def test_all_states_of_a_job_are_exposed_once_one_operation_is_settled() -> None
 
 
 def test_an_agent_that_has_left_has_no_lag() -> None:
-    agents = [
-        AgentView(
-            name=name,
-            host="h",
-            job="j",
-            connected=name == "here",
-            said_goodbye=name == "done",
-            last_contact_ns=1,
-            lag_seconds=0.5,
-        )
-        for name in ("here", "gone", "done")
-    ]
-    view = gather(
-        Store(), tally=Tally(), aliases=Aliases(), agents=agents, health=ServiceHealth(version="0"), now_ns=fake.NOW_NS
-    )
+    here = AgentView(name="here", host="h", job="j", connected=True, last_contact_ns=1, lag_seconds=0.5)
+    gone = replace(here, name="gone", connected=False)
+    view = view_of(Store(), agents=[here, gone, replace(gone, name="done", said_goodbye=True)])
     missing = named(samples_of(view), "ncclscope_agent_missing")
     assert {dict(labels)["agent"]: value for labels, value in missing.items()} == {"here": 0, "gone": 1, "done": 0}
     lags = named(samples_of(view), "ncclscope_agent_lag_seconds")
@@ -215,15 +214,7 @@ def test_an_agent_that_has_left_has_no_lag() -> None:
     assert len(named(samples_of(view), "ncclscope_agent_connected")) == 3
 
 
-def test_every_kind_of_finding_has_a_sample_before_there_is_one() -> None:
-    findings = named(samples_of(small_view()), "ncclscope_findings")
-    assert len(findings) == len(FindingKind) * len(Severity)
-    assert sum(findings.values()) == 1
-    assert findings[frozenset({"job": fake.JOB, "kind": "late_rank", "severity": "critical"}.items())] == 1
-
-
-def test_efficiency_names_its_reference_and_drift_is_against_the_best_shown() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_efficiency_names_its_reference_and_drift_is_against_the_best_shown(store: Store) -> None:
     series = store.series.rows
     series["busbw"], series["baseline"], series["limit"] = 30e9, 40e9, 50e9
     samples = samples_of(view_of(store))
@@ -235,8 +226,7 @@ def test_efficiency_names_its_reference_and_drift_is_against_the_best_shown() ->
     assert set(named(samples, "ncclscope_bandwidth_drift_ratio").values()) == {-0.25}
 
 
-def test_communicators_beyond_the_cap_are_summed_and_counted() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_communicators_beyond_the_cap_are_summed_and_counted(store: Store) -> None:
     whole = named(samples_of(view_of(store)), "ncclscope_bytes_total")
     samples = samples_of(view_of(store, budget=SeriesBudget(max_communicators=3)))
     capped = named(samples, "ncclscope_bytes_total")
@@ -248,16 +238,7 @@ def test_communicators_beyond_the_cap_are_summed_and_counted() -> None:
     assert "other" not in with_bandwidth
 
 
-def test_an_open_finding_says_who() -> None:
-    (culprit,) = named(samples_of(small_view()), "ncclscope_finding_info")
-    assert dict(culprit) == {
-        "job": fake.JOB, "kind": "late_rank", "severity": "critical",
-        "ranks": "5", "hosts": "gpu-node01",
-    }  # fmt: skip
-
-
-def test_a_finding_has_its_confidence_and_what_it_costs_where_that_is_known() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_a_finding_has_its_confidence_and_what_it_costs_where_that_is_known(store: Store) -> None:
     late = replace(store.findings[0], confidence=0.9, evidence={"cost_ns": 9_400_000})
     link = replace(late, kind=FindingKind.SLOW_LINK, evidence={"loss_ratio": 0.49})
     steps = replace(late, kind=FindingKind.SLOW_STEPS, evidence={"step_ns": 412_000_000, "step_before_ns": 400_000_000})
@@ -294,8 +275,7 @@ def test_culprits_are_muted_when_all_findings_that_name_them_are_and_keep_their_
         assert shown == (before if amount else {})
 
 
-def test_the_labels_of_a_finding_stay_while_its_slowest_group_and_its_numbers_change() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_the_labels_of_a_finding_stay_while_its_slowest_group_and_its_numbers_change(store: Store) -> None:
     first = replace(store.findings[0], severity=Severity.WARNING)
     store.findings = [first]
     before = named(samples_of(view_of(store)), "ncclscope_finding_info")
@@ -308,16 +288,14 @@ def test_the_labels_of_a_finding_stay_while_its_slowest_group_and_its_numbers_ch
         assert named(samples_of(view_of(store)), "ncclscope_finding_info") == before
 
 
-def test_a_finding_names_few_and_counts_the_rest_and_ends_with_it() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_a_finding_names_few_and_counts_the_rest_and_ends_with_it(store: Store) -> None:
     found = replace(store.findings[0], ranks=tuple(range(20)), hosts=tuple("abcdef"), comm_id=None, parallelism=None)
     store.findings = [found, found, replace(found, until_ns=fake.NOW_NS, kind=FindingKind.HANG)]
     (culprits,) = named(samples_of(view_of(store)), "ncclscope_finding_info")
     assert (dict(culprits)["ranks"], dict(culprits)["hosts"]) == ("0,1,2,3,4,5,6,7,+12", "a,b,c,d,+2")
 
 
-def test_the_groups_of_a_job_that_has_been_silent_for_an_hour_are_not_exposed_until_it_comes_back() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_the_groups_of_a_job_that_has_been_silent_for_an_hour_are_not_exposed_until_it_comes_back(store: Store) -> None:
     budget = SeriesBudget(max_communicators=4)
     before = named(samples_of(view_of(store, budget=budget)), "ncclscope_bytes_total")
     later = fake.NOW_NS + SILENT_NS
@@ -337,8 +315,7 @@ def test_ranks_are_bounded_to_those_that_wait_least_or_most(monkeypatch: pytest.
     assert "5" in ranks, "the late rank waits least"
 
 
-def test_label_values_from_outside_cannot_break_the_scrape() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_label_values_from_outside_cannot_break_the_scrape(store: Store) -> None:
     nasty = 'a"b\\c\nd}'
     store.skipped[nasty] = 7
     found = named(samples_of(view_of(store)), "ncclscope_agent_lines_skipped_total")
@@ -351,19 +328,14 @@ def test_agents_of_one_name_never_make_equal_series() -> None:
         AgentView(name="a", host="h", job="j", connected=True, last_contact_ns=2, lines_total=20),
     )
     second = replace(new, last_contact_ns=1, lines_total=30)
-    view = gather(
-        Store(), tally=Tally(), aliases=Aliases(), agents=[old, second, new], health=ServiceHealth(version="0"),
-        now_ns=fake.NOW_NS,
-    )  # fmt: skip
+    view = view_of(Store(), agents=[old, second, new])
     lines = named(samples_of(view), "ncclscope_agent_lines_total")
     assert {dict(labels)["agent"]: value for labels, value in lines.items()} == {"a": 20, "a#2": 30}
     assert len(view.samples["ncclscope_agent_lines"].labels) == 2
 
 
-def test_the_tally_counts_each_row_once_also_when_the_store_forgets_it() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
-    tally = Tally()
-    tally.count_rows(store)
+def test_the_tally_counts_each_row_once_also_when_the_store_forgets_it(store: Store) -> None:
+    tally = counted(store)
     tally.count_rows(store)
     collectives = int(np.count_nonzero(store.collectives.rows["coll_seq"] >= 0))  # sends and receives are none
     assert sum(int(each.counts.sum()) for each in tally.histograms[DURATION].values()) == collectives
@@ -374,16 +346,12 @@ def test_the_tally_counts_each_row_once_also_when_the_store_forgets_it() -> None
     assert tally.missed == 0
 
 
-def test_the_tally_says_how_many_rows_it_never_saw() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_the_tally_says_how_many_rows_it_never_saw(store: Store) -> None:
     store.collectives.drop_before(4)
-    tally = Tally()
-    tally.count_rows(store)
-    assert tally.missed == 4
+    assert counted(store).missed == 4
 
 
-def test_operations_that_are_finished_are_counted_also_when_the_store_forgets_them() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_operations_that_are_finished_are_counted_also_when_the_store_forgets_them(store: Store) -> None:
     operations = len(store.operations)
     pending = np.flatnonzero(~store.operations.rows["finished"])
     assert sum(store.finished.values()) == operations - len(pending)
@@ -393,8 +361,7 @@ def test_operations_that_are_finished_are_counted_also_when_the_store_forgets_th
     assert sum(store.finished.values()) == operations
 
 
-def test_steps_and_their_time_are_counted_since_the_job_began_and_of_no_job_without_steps() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_steps_and_their_time_are_counted_since_the_job_began_and_of_no_job_without_steps(store: Store) -> None:
     (job,) = {each.job for each in store.communicators}
     steps = np.zeros(3, STEP)
     steps["iteration"] = np.arange(3)
@@ -409,37 +376,27 @@ def test_steps_and_their_time_are_counted_since_the_job_began_and_of_no_job_with
     assert named(samples_of(view_of(store)), "ncclscope_steps_total") == {}
 
 
-def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed(store: Store) -> None:
     rows = store.collectives.rows[:3].copy()
     rows["ranks_seen"] = 2
     rows["busy_ns"] = [2 * 10_000, 2 * 10_001, 2 * 60_000_000_000]
     fresh = Store(communicators=store.communicators, members=store.members, processes=store.processes)
     fresh.collectives.append(rows)
-    tally = Tally()
-    tally.count_rows(fresh)
-    (histogram,) = tally.histograms[DURATION].values()
+    (histogram,) = counted(fresh).histograms[DURATION].values()
     assert histogram.counts.tolist() == [1, 1] + [0] * (len(histogram.bounds) - 2) + [1]
     assert histogram.sum == pytest.approx(60.000020001)
 
 
-def test_bus_bandwidth_of_small_messages_is_not_in_its_histogram() -> None:
-    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
-    tally = Tally()
-    tally.count_rows(store)
+def test_bus_bandwidth_of_small_messages_is_not_in_its_histogram(store: Store) -> None:
     rows = store.collectives.rows[store.collectives.rows["coll_seq"] >= 0]
     large = int(np.count_nonzero(rows["size_class"] > SIZE_CLASSES.index("1MiB")))
-    counted = tally.histograms["ncclscope_collective_busbw_bytes_per_second"]
-    assert 0 < sum(int(each.counts.sum()) for each in counted.values()) == large < len(rows)
+    histograms = counted(store).histograms["ncclscope_collective_busbw_bytes_per_second"]
+    assert 0 < sum(int(each.counts.sum()) for each in histograms.values()) == large < len(rows)
 
 
 def test_four_thousand_ranks_stay_below_the_limit_with_every_group_in_its_own_series() -> None:
     job = large_job(4_096)
-    tally = Tally()
-    tally.count_rows(job.store)
-    view = gather(
-        job.store, tally=tally, aliases=Aliases(), agents=job.agents, health=ServiceHealth(version="0"), now_ns=NOW_NS
-    )
+    view = view_of(job.store, now_ns=NOW_NS, agents=job.agents)
     text = render(view, accept=OPENMETRICS, accept_encoding="").body
     series = sum(not line.startswith(b"#") for line in text.splitlines())
     assert 40_000 < series <= MAX_SERIES
@@ -453,8 +410,8 @@ def test_what_is_summed_for_want_of_room_is_not_lost_from_the_sums() -> None:
     view = view_of(job.store, budget=SeriesBudget(max_communicators=50, max_group_series=60))
     assert len(view.samples["ncclscope_busbw_bytes_per_second"].labels) == 60
     assert view.samples["ncclscope_communicators_summed"].values.tolist() == [len(job.store.communicators) - 50]
-    counted = view.samples["ncclscope_operations"].values.sum()
-    assert counted == pytest.approx(job.store.series.rows["operations"].sum(), rel=1e-12)
+    operations = view.samples["ncclscope_operations"].values.sum()
+    assert operations == pytest.approx(job.store.series.rows["operations"].sum(), rel=1e-12)
 
 
 def test_two_scrapes_of_one_tick_are_written_once() -> None:
