@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import AsyncGenerator, MutableMapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -68,68 +69,67 @@ async def connect(service: Service, who: Hello) -> Peer:
             return peer
 
 
-async def test_a_batch_is_delivered_before_it_is_acknowledged() -> None:
+@asynccontextmanager
+async def listening(settings: ListenSettings | None = None) -> AsyncGenerator[Service]:
+    """A service that agents can connect to, for a minute at most."""
     service = Service()
     with anyio.fail_after(60):
-        async with service.listening():
-            peer = await connect(service, hello())
-            await peer.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
-            assert await peer.hear() == Acknowledge(sequence=1)
-            assert [received.batch.end for received in service.received] == [1]
-            await peer.stream.aclose()
+        async with service.listening(settings):
+            yield service
+
+
+async def test_a_batch_is_delivered_before_it_is_acknowledged() -> None:
+    async with listening() as service:
+        peer = await connect(service, hello())
+        await peer.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
+        assert await peer.hear() == Acknowledge(sequence=1)
+        assert [received.batch.end for received in service.received] == [1]
+        await peer.stream.aclose()
 
 
 async def test_garbage_closes_its_own_connection_and_no_other() -> None:
-    service = Service()
-    with anyio.fail_after(60):
-        async with service.listening():
-            good, bad = await connect(service, hello("good")), await connect(service, hello("bad"))
-            await bad.stream.send((2**31).to_bytes(4, "big"))
-            refusal = await bad.hear()
-            assert isinstance(refusal, Refused)
-            assert refusal.reason == "frame_too_long"
-            with pytest.raises(anyio.EndOfStream):
-                await bad.hear()
-            await good.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
-            assert await good.hear() == Acknowledge(sequence=1)
-            await good.stream.aclose()
-            await bad.stream.aclose()
+    async with listening() as service:
+        good, bad = await connect(service, hello("good")), await connect(service, hello("bad"))
+        await bad.stream.send((2**31).to_bytes(4, "big"))
+        refusal = await bad.hear()
+        assert isinstance(refusal, Refused)
+        assert refusal.reason == "frame_too_long"
+        with pytest.raises(anyio.EndOfStream):
+            await bad.hear()
+        await good.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
+        assert await good.hear() == Acknowledge(sequence=1)
+        await good.stream.aclose()
+        await bad.stream.aclose()
 
 
 async def test_one_who_says_no_hello_is_closed_after_the_deadline() -> None:
-    service = Service()
-    with anyio.fail_after(60):
-        async with service.listening(ListenSettings(port=0, hello_seconds=0.05)):
-            async with await anyio.connect_tcp("127.0.0.1", service.port) as stream:
-                with pytest.raises(anyio.EndOfStream):
-                    await stream.receive()
-            assert service.listener is not None
-            assert service.listener.refused == {"silent": 1}
+    async with listening(ListenSettings(port=0, hello_seconds=0.05)) as service:
+        async with await anyio.connect_tcp("127.0.0.1", service.port) as stream:
+            with pytest.raises(anyio.EndOfStream):
+                await stream.receive()
+        assert service.listener is not None
+        assert service.listener.refused == {"silent": 1}
 
 
 async def test_an_agent_that_falls_silent_is_closed_and_stays_known() -> None:
-    service = Service()
-    with anyio.fail_after(60):
-        async with service.listening(ListenSettings(port=0, silence_seconds=0.05)):
-            peer = await connect(service, hello())
-            with pytest.raises(anyio.EndOfStream):
-                await peer.hear()
-            await peer.stream.aclose()
-            (agent,) = service.receiver.agents()
-            assert not agent.connected
+    async with listening(ListenSettings(port=0, silence_seconds=0.05)) as service:
+        peer = await connect(service, hello())
+        with pytest.raises(anyio.EndOfStream):
+            await peer.hear()
+        await peer.stream.aclose()
+        (agent,) = service.receiver.agents()
+        assert not agent.connected
 
 
 async def test_connections_over_the_limit_are_closed_at_once() -> None:
-    service = Service()
-    with anyio.fail_after(60):
-        async with service.listening(ListenSettings(port=0, max_connections=1)):
-            first = await connect(service, hello("first"))
-            async with await anyio.connect_tcp("127.0.0.1", service.port) as second:
-                with pytest.raises(anyio.EndOfStream):
-                    await second.receive()
-            assert service.listener is not None
-            assert service.listener.refused.total() == 1
-            await first.stream.aclose()
+    async with listening(ListenSettings(port=0, max_connections=1)) as service:
+        first = await connect(service, hello("first"))
+        async with await anyio.connect_tcp("127.0.0.1", service.port) as second:
+            with pytest.raises(anyio.EndOfStream):
+                await second.receive()
+        assert service.listener is not None
+        assert service.listener.refused.total() == 1
+        await first.stream.aclose()
 
 
 async def test_a_slow_delivery_leaves_the_rest_in_the_sockets() -> None:
@@ -213,42 +213,38 @@ async def test_a_port_that_is_taken_is_a_wrong_setting_that_is_named() -> None:
 
 
 async def test_agents_whose_turn_does_not_come_hear_that_the_service_lives_and_nothing_new() -> None:
-    service = Service()
-    with anyio.fail_after(60):
-        async with service.listening(ListenSettings(port=0, reassured_seconds=0.02)):
-            peers = [await connect(service, hello(name)) for name in ("first", "second")]
-            has_room = anyio.Event()
-            service.turn = has_room.wait
-            for peer in peers:
-                await peer.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
-            for peer in peers:
-                assert [await peer.hear() for _ in range(2)] == [Acknowledge(sequence=0)] * 2
-            assert service.received == []
-            has_room.set()
-            for peer in peers:
-                while await peer.hear() != Acknowledge(sequence=1):
-                    pass
-            assert len(service.received) == 2
-            for peer in peers:
-                await peer.stream.aclose()
+    async with listening(ListenSettings(port=0, reassured_seconds=0.02)) as service:
+        peers = [await connect(service, hello(name)) for name in ("first", "second")]
+        has_room = anyio.Event()
+        service.turn = has_room.wait
+        for peer in peers:
+            await peer.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
+        for peer in peers:
+            assert [await peer.hear() for _ in range(2)] == [Acknowledge(sequence=0)] * 2
+        assert service.received == []
+        has_room.set()
+        for peer in peers:
+            while await peer.hear() != Acknowledge(sequence=1):
+                pass
+        assert len(service.received) == 2
+        for peer in peers:
+            await peer.stream.aclose()
 
 
 async def test_an_agent_that_comes_back_while_nothing_may_be_taken_is_welcomed_and_its_batch_counts_once() -> None:
-    service = Service()
-    with anyio.fail_after(60):
-        async with service.listening():
-            first = await connect(service, hello())
-            has_room = anyio.Event()
-            service.turn = has_room.wait
-            batch = said(BatchMessage(sequence=1, batch=log_batch(0, 1)))
-            await first.stream.send(batch)
-            again = await connect(service, hello())
-            await again.stream.send(batch)
-            await anyio.lowlevel.checkpoint()
-            assert service.received == []
-            has_room.set()
-            while await again.hear() != Acknowledge(sequence=1):
-                pass
-            assert len(service.received) == 1
-            for peer in (first, again):
-                await peer.stream.aclose()
+    async with listening() as service:
+        first = await connect(service, hello())
+        has_room = anyio.Event()
+        service.turn = has_room.wait
+        batch = said(BatchMessage(sequence=1, batch=log_batch(0, 1)))
+        await first.stream.send(batch)
+        again = await connect(service, hello())
+        await again.stream.send(batch)
+        await anyio.lowlevel.checkpoint()
+        assert service.received == []
+        has_room.set()
+        while await again.hear() != Acknowledge(sequence=1):
+            pass
+        assert len(service.received) == 1
+        for peer in (first, again):
+            await peer.stream.aclose()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import jsonschema
 import orjson
 import pytest
 from service import fake_service as fake
+from service.serve.test_routes import client_of
 from starlette.routing import Route
 
 from ncclscope_service.serve.api_table import API_ROUTES, EVENTS, ApiRoute, describe
@@ -64,9 +64,8 @@ def test_parts_of_a_path_are_parameters() -> None:
     ids=["all", "logs only", "empty"],
 )
 async def test_answers_are_what_the_description_says(path: str, service: fake.FakeService) -> None:
-    transport = httpx.ASGITransport(make_app(service, service.hub))
     asked = path.replace("{job:path}", fake.JOB).replace("{rank:int}", "5").replace("{alias}", "dp-0")
-    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with client_of(service) as client:
         answer = await client.get(asked)
     assert answer.headers["content-type"] == "application/json"
     described = next(route.described_path for route in API_ROUTES if route.path == path)
@@ -90,8 +89,7 @@ def test_events_are_what_the_description_says() -> None:
 )
 async def test_faults_are_what_the_description_says(method: str, path: str) -> None:
     service = fake.small(fake.FakeService())
-    transport = httpx.ASGITransport(make_app(service, service.hub))
-    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with client_of(service) as client:
         answer = await client.request(method, path)
     check(answer.json(), schema_of("Fault"))
     described = DESCRIPTION["paths"][path.partition("?")[0]][method.lower()]["responses"]

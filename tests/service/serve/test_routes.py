@@ -294,12 +294,8 @@ async def test_a_listener_may_ask_for_health_alone() -> None:
     assert orjson.loads(lines[-1].removeprefix("data: "))["version"] == "0.1.0"
 
 
-async def test_details_are_asked_by_job_and_name() -> None:
+async def test_a_timeline_is_asked_of_a_rank_or_of_a_group() -> None:
     async with client_of(small_service()) as client:
-        for path in ("communicators/dp-0", "ranks/5", "timeline?seconds=10", "traffic", "sizes"):
-            answer = await client.get(f"/api/jobs/{fake.JOB}/{path}")
-            assert answer.status_code == 200, path
-            assert answer.json()
         of_rank = (await client.get(f"/api/jobs/{fake.JOB}/timeline?rank=5&seconds=60")).json()
         assert "tp-4" in of_rank["lanes"]
         of_group = (await client.get(f"/api/jobs/{fake.JOB}/timeline?communicator=tp-4&seconds=60")).json()
