@@ -199,33 +199,26 @@ class Threshold:
     """One threshold as people see it."""
 
     name: str
+    about: str
     default: float
     low: float
     high: float
-    about: str
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it counts something."""
-        return isinstance(self.default, int)
+    is_whole: bool
+    """It counts something."""
 
 
-def thresholds() -> Iterator[Threshold]:
-    """All thresholds, in the order of the table."""
+def _thresholds() -> Iterator[Threshold]:
     for group in fields(DetectionSettings):
         of_group = getattr(DEFAULTS, group.name)
         for each in fields(of_group):
-            data = cast("Mapping[str, Any]", each.metadata)
+            default, data = getattr(of_group, each.name), cast("Mapping[str, Any]", each.metadata)
             yield Threshold(
-                name=f"{group.name}.{each.name}",
-                default=getattr(of_group, each.name),
-                low=data["low"],
-                high=data["high"],
-                about=data["about"],
+                name=f"{group.name}.{each.name}", default=default, is_whole=isinstance(default, int), **data
             )
 
 
-THRESHOLDS: Final[Mapping[str, Threshold]] = {each.name: each for each in thresholds()}
+THRESHOLDS: Final[Mapping[str, Threshold]] = {each.name: each for each in _thresholds()}
+"""In the order of the table."""
 
 
 def settings_of(given: Mapping[str, float], job: str) -> DetectionSettings:

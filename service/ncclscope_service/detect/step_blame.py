@@ -210,7 +210,6 @@ class StepBlames:
         lanes = self._lanes(self._begins[group], group)[:, None]
         return History(
             at_ns=self._steps["at_ns"][group, slots],
-            operations=self._steps["operations"][group, slots],
             transfer_ns=self._steps["transfer_ns"][group, slots],
             confidence=self._steps["confidence"][group, slots],
             blame_ns=self._ops["blame_ns"][ops, slots].sum(axis=0),
@@ -418,7 +417,6 @@ class History:
     """Some steps of one group, oldest first: step by step, or rank by step."""
 
     at_ns: NDArray[np.int64]
-    operations: NDArray[np.int64]
     transfer_ns: NDArray[np.int64]
     """Time that the operations of a step took once all ranks had come."""
     confidence: NDArray[np.float64]

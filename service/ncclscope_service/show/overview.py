@@ -7,7 +7,7 @@ Pure and stateless but for the aliases; a missing value is None, which the page 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Final
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_service.columns.buckets import Int64s, Window, window_until
-from ncclscope_service.detect.settings import THRESHOLDS, split_name
+from ncclscope_service.detect.settings import THRESHOLDS, Threshold, split_name
 from ncclscope_service.export.json_files import clock_violation_ratio, clocks_by_host, has_clock_estimate
 from ncclscope_service.intake.aliases import Aliases, Names, with_names
 from ncclscope_service.job.iterations import IterationSummaries, IterationSummary
@@ -219,15 +219,9 @@ class ClockView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThresholdView:
+class ThresholdView(Threshold):
     """One threshold of a detector."""
 
-    name: str
-    about: str
-    default: float
-    low: float
-    high: float
-    is_whole: bool
     started: float | None
     """As given by file or flag; None: as by default."""
     changed: float | None
@@ -601,12 +595,7 @@ def settings_view(
     return SettingsView(
         thresholds=tuple(
             ThresholdView(
-                name=name,
-                about=each.about,
-                default=each.default,
-                low=each.low,
-                high=each.high,
-                is_whole=each.is_whole,
+                **{field.name: getattr(each, field.name) for field in fields(each)},
                 started=started.get(name),
                 changed=changed.get(name),
                 jobs=of_jobs.get(name, {}),
