@@ -12,7 +12,7 @@ from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_service.intake.agents import Received
 from ncclscope_service.intake.journal_entry import Ticked
 from ncclscope_service.keep.service_state import ServiceState
-from ncclscope_service.metrics.exposition import render
+from ncclscope_service.metrics.exposition import Scrapes
 from ncclscope_service.metrics.scrape import gather
 from ncclscope_service.show.health import ServiceHealth
 from ncclscope_simulator import Player, SimulationConfig
@@ -77,7 +77,7 @@ class Replay:
             sums=pipeline.recent,
             series=pipeline.expected_series(),
         )
-        return render(view, accept="", accept_encoding="").body.decode()
+        return Scrapes().answer(view, accept="", accept_encoding="").body.decode()
 
     def findings(self) -> str:
         """All findings, a line each."""

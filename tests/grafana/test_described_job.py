@@ -21,7 +21,7 @@ from ncclscope.offline import run_offline
 from ncclscope_models.expected_step import ExpectedStep
 from ncclscope_service.export.directory import write_run
 from ncclscope_service.intake.aliases import Aliases
-from ncclscope_service.metrics.exposition import render
+from ncclscope_service.metrics.exposition import Scrapes
 from ncclscope_service.metrics.scrape import gather
 from ncclscope_service.rollup.series import Tally
 from ncclscope_service.show.health import ServiceHealth
@@ -78,7 +78,10 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Described]:
     tally.count_rows(store)
     view = gather(store, tally=tally, aliases=Aliases(), agents=[], health=health, now_ns=now_ns)
     overview = make_overview(store, aliases=Aliases(), agents=[], health=health, now_ns=now_ns)
-    with _serving(render(view, accept="", accept_encoding="").body) as port, prometheus(folder, scrapes=port) as server:
+    with (
+        _serving(Scrapes().answer(view, accept="", accept_encoding="").body) as port,
+        prometheus(folder, scrapes=port) as server,
+    ):
         wait_for(lambda: has_data(server, Asked(where="", expr="ncclscope_expected_step_seconds")), "a scrape")
         summary = orjson.loads((folder / "out" / "summary.json").read_bytes())
         yield Described(server=server, summary=summary, page=overview.jobs[0])

@@ -213,10 +213,6 @@ def _odd_ones(said: Mapping[ProcessKey, set[str]]) -> tuple[str, list[ProcessKey
     return usual, sorted(process for process, values in said.items() if usual not in values)
 
 
-def _variable(fact: facts.EnvironmentSetting) -> _Setting | None:
-    return None if fact.variable.endswith(_OWN_TO_EACH) else _Setting(fact.variable, fact.value)
-
-
 def _plugin(fact: facts.PluginSeen) -> _Setting | None:
     """Which one was loaded, or none: attempts that fail precede a success in healthy processes."""
     if fact.event in _LOADED:
@@ -225,7 +221,9 @@ def _plugin(fact: facts.PluginSeen) -> _Setting | None:
 
 
 _READERS: Final[Mapping[type[Fact], Callable[[Any], _Setting | None]]] = {
-    facts.EnvironmentSetting: _variable,
+    facts.EnvironmentSetting: lambda fact: (
+        None if fact.variable.endswith(_OWN_TO_EACH) else _Setting(fact.variable, fact.value)
+    ),
     facts.BuildSeen: lambda fact: _Setting(f"{fact.what} version", fact.version),
     facts.NetworkChosen: lambda fact: _Setting("network", fact.network),
     facts.PluginSeen: _plugin,

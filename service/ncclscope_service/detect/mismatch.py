@@ -59,10 +59,6 @@ _LEAST_ALIKE: Final = 3
 """Times that the same must have followed the same calls for it to be what was to be called."""
 
 
-def _not_numbered(_: int) -> NumberedCalls | None:
-    return None
-
-
 @dataclass(slots=True)
 class _Dispute:
     at_ns: int
@@ -163,7 +159,7 @@ class Mismatch:
         """Takes the job as it stands now: communicators that it lacks have ended."""
         self._context = context
 
-    def findings(self, now_ns: int, numbered: Callable[[int], NumberedCalls | None] = _not_numbered) -> list[Finding]:
+    def findings(self, now_ns: int, numbered: Callable[[int], NumberedCalls | None] = lambda _: None) -> list[Finding]:
         """All findings so far. A mismatch does not heal: its finding stays open while the communicator lives.
 
         Where lines were lost it is one only while the job stands still at it. `numbered`: last calls of a communicator

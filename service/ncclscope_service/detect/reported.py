@@ -527,11 +527,8 @@ def _ras_text(fact: RasFact) -> str:
 def _global_ranks(fact: RasFact) -> tuple[int, ...]:
     """Empty if one is not known."""
     ranks = tuple(sorted(fact.global_ranks))
-    return ranks if ranks and ranks[0] >= 0 and len(ranks) == _ras_amount(fact) else ()
-
-
-def _ras_amount(fact: RasFact) -> int:
-    return fact.ranks_missing if isinstance(fact, facts.RasMissing) else fact.ranks_behind
+    amount = fact.ranks_missing if isinstance(fact, facts.RasMissing) else fact.ranks_behind
+    return ranks if ranks and ranks[0] >= 0 and len(ranks) == amount else ()
 
 
 def _ranks_of(fact: facts.Misuse) -> str:

@@ -156,27 +156,17 @@ class Scrapes:
         if view is not self._view:
             self._view, self._answers = view, {}
         encode, content_type = choose_encoder(accept)
-        key = (content_type, _accepts_gzip(accept_encoding))
+        is_gzipped = _accepts_gzip(accept_encoding)
+        key = (content_type, is_gzipped)
         known = self._answers.get(key)
         if known is None:
             is_openmetrics = content_type.startswith(_OPENMETRICS)
             process: bytes = encode(self._registry)
             body = self._writer.write(view, openmetrics=is_openmetrics) + process.removesuffix(END)
-            known = self._answers[key] = _packed(body + END * is_openmetrics, content_type, is_gzipped=key[1])
+            body += END * is_openmetrics
+            body = gzip.compress(body, _GZIP_LEVEL, mtime=0) if is_gzipped else body
+            known = self._answers[key] = Exposition(body=body, content_type=content_type, is_gzipped=is_gzipped)
         return known
-
-
-def render(view: MetricsView, *, accept: str, accept_encoding: str) -> Exposition:
-    """The view in the form that the request's headers ask for, once."""
-    return Scrapes().answer(view, accept=accept, accept_encoding=accept_encoding)
-
-
-def _packed(body: bytes, content_type: str, *, is_gzipped: bool) -> Exposition:
-    return Exposition(
-        body=gzip.compress(body, _GZIP_LEVEL, mtime=0) if is_gzipped else body,
-        content_type=content_type,
-        is_gzipped=is_gzipped,
-    )
 
 
 def _accepts_gzip(accept_encoding: str) -> bool:

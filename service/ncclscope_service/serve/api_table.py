@@ -390,13 +390,12 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     """The same, with every field required and no other allowed: fields are always there, null if unknown."""
     if "properties" not in schema:
         return schema
-    properties = {name: _without_default(field) for name, field in schema["properties"].items()}
+    properties = {
+        name: {key: value for key, value in field.items() if key != "default"}
+        for name, field in schema["properties"].items()
+    }
     required = schema["required"] if schema.get("title") in _BODIES else list(properties)
     return {**schema, "properties": properties, "required": required, "additionalProperties": False}
-
-
-def _without_default(field: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in field.items() if name != "default"}
 
 
 def _schema_of(kind: type) -> dict[str, Any]:

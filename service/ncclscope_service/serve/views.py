@@ -277,6 +277,11 @@ class ServiceViews:
 
 
 _OF_RECORD: Final = ("name", "host", "job", "connected", "said_goodbye", "last_contact_ns")
+_OF_HEALTH: Final = (
+    "lag_seconds", "lines_total", "bytes_read_total", "skipped", "cpu_seconds", "rss_bytes", "sent_bytes_total",
+    "is_slowed",
+)  # fmt: skip
+_OF_SPOOL: Final = ("spool_bytes", "spool_oldest_seconds", "spool_dropped", "spool_replayed", "spool_failures")
 
 
 def _agent_view(record: AgentRecord) -> AgentView:
@@ -284,22 +289,6 @@ def _agent_view(record: AgentRecord) -> AgentView:
     own = {name: getattr(record, name) for name in _OF_RECORD}
     if health is None:
         return AgentView(**own)
-    is_spooling = health.spool_bytes is not None
-    return AgentView(
-        **own,
-        lag_seconds=health.lag_seconds,
-        lines_total=health.lines_total,
-        bytes_read_total=health.bytes_read_total,
-        unread_bytes=health.lag_bytes,
-        skipped=health.skipped,
-        cpu_seconds=health.cpu_seconds,
-        rss_bytes=health.rss_bytes,
-        sent_bytes_total=health.sent_bytes_total,
-        is_slowed=health.is_slowed,
-        queued_batches=health.window_batches,
-        spool_bytes=health.spool_bytes,
-        spool_oldest_seconds=health.spool_oldest_seconds if is_spooling else None,
-        spool_dropped=health.spool_dropped if is_spooling else None,
-        spool_replayed=health.spool_replayed if is_spooling else None,
-        spool_failures=health.spool_failures if is_spooling else None,
-    )
+    names = _OF_HEALTH if health.spool_bytes is None else (*_OF_HEALTH, *_OF_SPOOL)
+    own |= {name: getattr(health, name) for name in names}
+    return AgentView(**own, unread_bytes=health.lag_bytes, queued_batches=health.window_batches)

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 from types import MappingProxyType
 
 from ncclscope_service.show.overview import FindingView
@@ -69,19 +70,19 @@ class FindingTracker:
             found[_key(finding)] = _Known(identity, finding)
             if known is None:
                 events.append(FindingEvent(event=FindingChange.OPENED, id=identity, finding=finding))
-            elif _is_changed(known.finding, finding):
+            elif _shown(known.finding) != _shown(finding):
                 events.append(FindingEvent(event=FindingChange.CHANGED, id=identity, finding=finding))
-        ended = {_key(each): each for each in sorted(findings, key=_end) if each.until_ns is not None}
+        over = [each for each in findings if each.until_ns is not None]
+        ended = {_key(each): each for each in sorted(over, key=attrgetter("until_ns"))}
         for key, known in gone.items():
-            closed = replace(ended.get(key) or _ended_at(known.finding, now_ns), id=known.id)
+            closed = replace(ended.get(key) or replace(known.finding, until_ns=now_ns), id=known.id)
             events.append(FindingEvent(event=FindingChange.CLOSED, id=known.id, finding=closed))
         was_open = {key: known.id for key, known in gone.items() if key in ended}
         self._ended = {
             (key, each.since_ns): self._ended.get((key, each.since_ns))
             or (was_open.get(key) if ended[key] is each else None)
             or _identity(each)
-            for each in findings
-            if each.until_ns is not None
+            for each in over
             for key in (_key(each),)
         }
         self._open = found
@@ -103,10 +104,6 @@ def _key(finding: FindingView | Finding) -> _Key:
     return (finding.job, str(finding.kind), finding.comm_id, finding.ranks, finding.hosts)
 
 
-def _end(finding: FindingView) -> int:
-    return finding.until_ns or 0
-
-
 def _take(gone: dict[_Key, _Known], finding: FindingView) -> _Known | None:
     """The finding that this one continues, taken out of `gone`."""
     if (same := gone.pop(_key(finding), None)) is not None:
@@ -124,14 +121,11 @@ def _replaces(finding: FindingView, known: FindingView) -> bool:
     return bool(overlaps) or (finding.comm_id is not None and finding.comm_id == known.comm_id)
 
 
-def _is_changed(before: FindingView, now: FindingView) -> bool:
-    return (before.severity, before.ranks, before.hosts) != (now.severity, now.ranks, now.hosts)
+def _shown(finding: FindingView) -> tuple[object, ...]:
+    """A finding has changed if this has."""
+    return finding.severity, finding.ranks, finding.hosts
 
 
 def _identity(finding: FindingView) -> str:
     parts: Iterable[object] = (*_key(finding), finding.since_ns)
     return f"{finding.kind}-{hashlib.blake2s(repr(tuple(parts)).encode(), digest_size=6).hexdigest()}"
-
-
-def _ended_at(finding: FindingView, now_ns: int) -> FindingView:
-    return replace(finding, until_ns=now_ns)

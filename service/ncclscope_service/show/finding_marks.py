@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Final
 
 from ncclscope_service.intake.journal_entry import FindingMarked, MarkAction
@@ -103,7 +104,9 @@ class FindingMarks:
         """The mute of this finding that lasts longest; None if it is not muted, or over."""
         if finding.until_ns is not None:
             return None
-        return max((each for each in self.mutes.values() if _fits(each, finding)), key=_end, default=None)
+        return max(
+            (each for each in self.mutes.values() if _fits(each, finding)), key=attrgetter("until_ns"), default=None
+        )
 
     def _check_mute(self, entry: FindingMarked) -> None:
         seconds = (entry.until_ns - entry.at_ns) / SECOND_NS
@@ -149,7 +152,3 @@ def _fits(mute: Mute, finding: Finding) -> bool:
         and (not mute.ranks or not set(mute.ranks).isdisjoint(finding.ranks))
         and (not mute.hosts or any(fnmatchcase(host, each) for host in finding.hosts for each in mute.hosts))
     )
-
-
-def _end(mute: Mute) -> int:
-    return mute.until_ns

@@ -460,7 +460,7 @@ class _JobViews:
         return JobView(
             name=name,
             verdict=_verdict(store.verdicts.get(name), self._names),
-            level=self._level(name, has_operations=bool(mix)),
+            level=_LEVELS[bool(mix), name in self._with_inspector, name in self._with_kernels],
             hosts=len({store.processes[index].host for index in processes}),
             processes=len(processes),
             versions=_versions(store, processes),
@@ -479,9 +479,6 @@ class _JobViews:
             alignment=self._alignments.of_job(name),
             mix=mix,
         )
-
-    def _level(self, name: str, *, has_operations: bool) -> Level:
-        return _LEVELS[has_operations, name in self._with_inspector, name in self._with_kernels]
 
     def _mix(self, communicators: Sequence[Communicator]) -> tuple[MixEntry, ...]:
         kinds = list(dict.fromkeys(each.parallelism for each in communicators))

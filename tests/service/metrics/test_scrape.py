@@ -23,7 +23,7 @@ from ncclscope_service.intake.journal_entry import MarkAction
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.measure.expected_times import transfer_times
 from ncclscope_service.metrics import scrape
-from ncclscope_service.metrics.exposition import ColumnWriter, Scrapes, render
+from ncclscope_service.metrics.exposition import ColumnWriter, Scrapes
 from ncclscope_service.metrics.scrape import MetricsView, gather
 from ncclscope_service.metrics.series import SILENT_NS, SeriesBudget
 from ncclscope_service.metrics.series import Samples as SampleColumns
@@ -46,7 +46,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def text_of(view: MetricsView) -> str:
-    return render(view, accept="", accept_encoding="").body.decode()
+    return Scrapes().answer(view, accept="", accept_encoding="").body.decode()
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def view_of(
 
 @pytest.mark.parametrize(("name", "accept"), [("scrape.txt", ""), ("scrape.openmetrics.txt", OPENMETRICS)])
 def test_the_scrape_is_the_golden_one(name: str, accept: str) -> None:
-    text = render(small_view(), accept=accept, accept_encoding="").body.decode()
+    text = Scrapes().answer(small_view(), accept=accept, accept_encoding="").body.decode()
     if os.environ.get("NCCLSCOPE_UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(text)
     assert text == (GOLDEN / name).read_text(), "if this is meant: NCCLSCOPE_UPDATE_GOLDEN=1, then read the difference"
@@ -139,7 +139,7 @@ def test_promtool_finds_nothing_to_say() -> None:
 
 def test_openmetrics_says_the_same_and_has_exemplars_and_no_created_series() -> None:
     view = small_view()
-    scrape = render(view, accept=OPENMETRICS, accept_encoding="")
+    scrape = Scrapes().answer(view, accept=OPENMETRICS, accept_encoding="")
     assert scrape.content_type.startswith("application/openmetrics-text; version=1.0.0")
     families = list(openmetrics_families(scrape.body.decode()))  # type: ignore[no-untyped-call]  # has no types
     found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
@@ -154,8 +154,8 @@ def test_openmetrics_says_the_same_and_has_exemplars_and_no_created_series() -> 
 
 def test_a_scraper_that_takes_gzip_gets_it() -> None:
     view = small_view()
-    plain = render(view, accept="", accept_encoding="deflate, gzip;q=0")
-    packed = render(view, accept="", accept_encoding="deflate, gzip;q=0.5")
+    plain = Scrapes().answer(view, accept="", accept_encoding="deflate, gzip;q=0")
+    packed = Scrapes().answer(view, accept="", accept_encoding="deflate, gzip;q=0.5")
     assert (plain.is_gzipped, packed.is_gzipped) == (False, True)
     assert gzip.decompress(packed.body) == plain.body
 
@@ -397,7 +397,7 @@ def test_bus_bandwidth_of_small_messages_is_not_in_its_histogram(store: Store) -
 def test_four_thousand_ranks_stay_below_the_limit_with_every_group_in_its_own_series() -> None:
     job = large_job(4_096)
     view = view_of(job.store, now_ns=NOW_NS, agents=job.agents)
-    text = render(view, accept=OPENMETRICS, accept_encoding="").body
+    text = Scrapes().answer(view, accept=OPENMETRICS, accept_encoding="").body
     series = sum(not line.startswith(b"#") for line in text.splitlines())
     assert 40_000 < series <= MAX_SERIES
     assert view.samples["ncclscope_communicators_summed"].values.tolist() == [0]
