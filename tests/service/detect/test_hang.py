@@ -181,12 +181,6 @@ def test_the_sentence_says_the_same_duration_as_since_also_of_a_job_that_went_on
     assert finding.evidence["silent_ns"] == 201 * SECOND - finding.since_ns
 
 
-def test_a_missing_send_names_its_sender() -> None:
-    (finding,) = channels_that_stop({(PIPELINE, 0, 1): {0: 0, 1: 1}}, 79)
-    assert finding.ranks == (0,)
-    assert finding.evidence["waiting_ranks"] == [4]
-
-
 def test_counts_that_always_differed_are_not_a_hang() -> None:
     detector = Hang()
     index = next(iter(GROUPS))
@@ -195,11 +189,6 @@ def test_counts_that_always_differed_are_not_a_hang() -> None:
         counts = [(index, -1, -1, 0, 1000 + now * 40, now * SECOND), (index, -1, -1, 1, now * 40, now * SECOND)]
         detector.ingest_progress(np.array(counts, dtype=PROGRESS), CONTEXT)
     assert detector.findings(119 * SECOND) == []
-
-
-def test_ranks_of_a_host_we_do_not_hear_are_not_accused() -> None:
-    context = replace(CONTEXT, silent_hosts=frozenset({"node2"}))
-    assert all(not found for _, found in watch(Counters({5: 60.0}), 90, context))
 
 
 def test_it_closes_when_the_job_goes_on() -> None:

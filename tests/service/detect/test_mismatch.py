@@ -32,11 +32,11 @@ def calls(rank: int, count: int, wrong_at: int | None = None, wrong_bytes: int =
     return made
 
 
-def fed(*parts: Columns, context: Context = CONTEXT) -> Mismatch:
+def fed(*parts: Columns) -> Mismatch:
     """A detector that got these calls one after the other."""
     detector = Mismatch()
     for part in parts:
-        detector.ingest_calls(part, context)
+        detector.ingest_calls(part, CONTEXT)
     return detector
 
 
@@ -61,11 +61,6 @@ def test_two_against_two_names_all_with_less_confidence_as_long_as_nothing_like_
         (finding,) = fed(*(calls(rank, 100, wrong_at if rank < 2 else None) for rank in range(4))).findings(0)
         assert (finding.ranks, finding.confidence) == (ranks, confidence)
         assert finding.summary.endswith(", as before") is (confidence == 0.8)
-
-
-def test_a_rank_of_which_lines_were_lost_proves_nothing() -> None:
-    context = replace(CONTEXT, lossy_hosts=frozenset({"node2"}))
-    assert fed(*(calls(rank, 100, 40 if rank == 2 else None) for rank in range(4)), context=context).findings(0) == []
 
 
 def test_sizes_that_are_not_known_are_not_compared() -> None:

@@ -22,7 +22,6 @@ from ncclscope_service.detect.settings import (
 from ncclscope_service.store.records import Severity
 from ncclscope_wire.errors import ConfigError
 
-_BEGIN, _END = "<!-- thresholds: begin -->\n", "<!-- thresholds: end -->\n"
 _SHARE = "late_rank.least_share"
 
 
@@ -92,19 +91,24 @@ def test_every_default_is_within_its_bounds() -> None:
     assert settings_of({name: each.default for name, each in THRESHOLDS.items()}, "j") == DEFAULTS
 
 
+def check_documented(page: Path, name: str, table: str) -> None:
+    """That a page has this table between the marks of that name."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, _, rest = page.read_text().partition(begin)
+    documented, _, after = rest.partition(end)
+    if os.environ.get("NCCLSCOPE_UPDATE_GOLDEN"):
+        page.write_text(before + begin + table + end + after)
+        return
+    assert documented == table, "run this test once with NCCLSCOPE_UPDATE_GOLDEN=1"
+
+
 def test_the_documentation_has_every_threshold_with_its_default_and_bounds(repository: Path) -> None:
-    page = repository / "docs" / "settings.md"
-    before, _, rest = page.read_text().partition(_BEGIN)
-    documented, _, after = rest.partition(_END)
     rows = (
         f"| `{name}` | {each.default:.12g} | {each.low:.12g} to {each.high:.12g} | {each.about} |\n"
         for name, each in THRESHOLDS.items()
     )
     table = "".join(("| threshold | default | bounds | what it is |\n|---|---|---|---|\n", *rows))
-    if os.environ.get("NCCLSCOPE_UPDATE_GOLDEN"):
-        page.write_text(before + _BEGIN + table + _END + after)
-        return
-    assert documented == table, "run this test once with NCCLSCOPE_UPDATE_GOLDEN=1"
+    check_documented(repository / "docs" / "settings.md", "thresholds", table)
 
 
 def test_a_detector_goes_by_the_settings_of_the_context_that_comes_with_its_input() -> None:

@@ -46,13 +46,9 @@ def test_a_rank_that_is_late_by_four_times_its_jitter_is_firm_against_all_groups
     assert firmness(alone) < LateRankSettings().firmness
 
 
-@pytest.mark.parametrize("phi", [0.6, 0.9])
-def test_where_scatter_lasts_it_says_nothing(phi: float) -> None:
-    assert after_looks(PooledScatter(), phi, 3e6) == []
-
-
-def test_of_few_ranks_it_says_nothing() -> None:
-    assert after_looks(PooledScatter(), 0.0, 3e6, groups=1) == []
+@pytest.mark.parametrize(("phi", "groups"), [(0.6, GROUPS), (0.9, GROUPS), (0.0, 1)])
+def test_where_scatter_lasts_or_of_few_ranks_it_says_nothing(phi: float, groups: int) -> None:
+    assert after_looks(PooledScatter(), phi, 3e6, groups) == []
 
 
 def test_at_first_it_says_nothing() -> None:

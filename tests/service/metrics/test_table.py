@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
+from service.detect.test_settings import check_documented
 
-from ncclscope_service.metrics.table import (
-    METRICS,
-    METRICS_BY_NAME,
-    Kind,
-    Metric,
-)
+from ncclscope_service.metrics.table import METRICS, METRICS_BY_NAME, Kind, Metric
 
 _ONLY_BOUNDED = {"source",
     "job", "communicator", "parallelism", "op", "size_class", "reference", "rank", "comm_id", "size", "identity",
@@ -21,18 +16,6 @@ _ONLY_BOUNDED = {"source",
     "outcome", "part", "percentile", "bound", "ranks", "receiver", "where",
 }  # fmt: skip
 _BASE_UNITS = {"", "seconds", "bytes", "ratio", "bytes_per_second"}
-_BEGIN, _END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
-
-
-def table_as_markdown() -> str:
-    """The table as `docs/metrics.md` carries it: one row per metric."""
-    head = "| metric | kind | labels | means | series are bounded by |\n|---|---|---|---|---|\n"
-    return head + "".join(_row_markdown(metric) for metric in METRICS)
-
-
-def _row_markdown(metric: Metric) -> str:
-    labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
-    return f"| `{metric.exposed_name}` | {metric.kind} | {labels} | {metric.help} | {metric.bound} |\n"
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -66,11 +49,8 @@ def test_histograms_have_at_most_twelve_buckets_and_are_never_per_communicator_o
 
 
 def test_every_metric_is_documented(repository: Path) -> None:
-    page = repository / "docs" / "metrics.md"
-    text = page.read_text()
-    before, _, rest = text.partition(_BEGIN)
-    documented, _, after = rest.partition(_END)
-    if os.environ.get("NCCLSCOPE_UPDATE_GOLDEN"):
-        page.write_text(before + _BEGIN + table_as_markdown() + _END + after)
-        return
-    assert documented == table_as_markdown(), "run this test once with NCCLSCOPE_UPDATE_GOLDEN=1"
+    rows = ["| metric | kind | labels | means | series are bounded by |", "|---|---|---|---|---|"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
+        rows.append(f"| `{metric.exposed_name}` | {metric.kind} | {labels} | {metric.help} | {metric.bound} |")
+    check_documented(repository / "docs" / "metrics.md", "metrics", "".join(f"{row}\n" for row in rows))

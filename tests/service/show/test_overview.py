@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import orjson
 import pytest
 from service import fake_service as fake
 
@@ -229,13 +228,6 @@ def test_open_findings_come_before_closed_ones_and_later_before_earlier() -> Non
         (closed.since_ns, False),
     ]
     assert findings[0].communicator == "tp-4"
-
-
-def test_the_overview_is_json_without_nan() -> None:
-    text = to_json(overview_of(small_store()))
-    assert b"NaN" not in text
-    assert b"\n" not in text
-    assert orjson.loads(text)["jobs"][0]["name"] == fake.JOB
 
 
 def test_buckets_stand_still_while_time_goes_on() -> None:
