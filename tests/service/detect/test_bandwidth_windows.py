@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +43,22 @@ def told(context: Context, played: Iterator[Columns]) -> list[list[Finding]]:
     return history
 
 
+def moved(
+    groups: Mapping[int, Group], seconds: Iterable[int], share: Callable[[int, int], float], *, seed: int = 1
+) -> Iterator[Columns]:
+    """A collective of each group in each second, with this share of 40 GB/s by group and second; none where it is 0."""
+    random = np.random.default_rng(seed)
+    for second in seconds:
+        shares = {index: share(index, second) for index in groups}
+        yield np.concatenate(
+            [
+                rows_of(index, second + 0.1, 40e9 * np.exp(random.normal(0, 0.03)) * part)
+                for index, part in shares.items()
+                if part
+            ]
+        )
+
+
 def test_a_slow_link_of_a_pipeline_is_located_though_its_other_links_are_healthy() -> None:
     pipelines = {0: group("pp0", "PP", (0, 2, 4, 6), HOSTS), 1: group("pp1", "PP", (1, 3, 5, 7), HOSTS)}
     random = np.random.default_rng(1)
@@ -70,21 +86,9 @@ def test_a_slow_link_of_a_pipeline_is_located_though_its_other_links_are_healthy
 
 def test_seconds_between_captures_do_not_count() -> None:
     groups = {index: group(f"dp{index}", "DP", (index, index + 4), HOSTS[index : index + 1] * 2) for index in range(4)}
-    random = np.random.default_rng(1)
     captured = [100 * cycle + second for cycle in range(4) for second in range(10)]
-    history = told(
-        Context(job="job", groups=groups),
-        (
-            np.concatenate(
-                [
-                    rows_of(index, second + 0.1, 40e9 * np.exp(random.normal(0, 0.03)) * (0.7 if slow else 1.0))
-                    for index in groups
-                    for slow in [index == 2 and second >= 100]
-                ]
-            )
-            for second in captured
-        ),
-    )
+    played = moved(groups, captured, lambda index, second: 0.7 if index == 2 and second >= 100 else 1.0)
+    history = told(Context(job="job", groups=groups), played)
     assert not any(history[:10])
     (finding,) = history[-1]
     assert (finding.kind, finding.hosts) == (FindingKind.SLOW_LINK, ("c",))
@@ -161,20 +165,12 @@ def test_groups_at_the_end_of_a_step_acquit_no_host_by_what_they_were_before_the
                      tuple(HOSTS[rank % 4] for rank in pair))
         for index, pair in pairs.items()
     }  # fmt: skip
-    random = np.random.default_rng(3)
 
-    def played() -> Iterator[Columns]:
-        for second in range(360):
-            yield np.concatenate(
-                [
-                    rows_of(index, second + 0.1, 40e9 * np.exp(random.normal(0, 0.03)) * (0.6 if slow else 1.0))
-                    for index, each in groups.items()
-                    if index < 4 or second % 8 == 7
-                    for slow in [second >= 200 and "b" in each.hosts]
-                ]
-            )
+    def share(index: int, second: int) -> float:
+        is_used, is_slow = index < 4 or second % 8 == 7, second >= 200 and "b" in groups[index].hosts
+        return (0.6 if is_slow else 1.0) * is_used
 
-    history = told(Context(job="job", groups=groups, step_ns=8 * SECOND), played())
+    history = told(Context(job="job", groups=groups, step_ns=8 * SECOND), moved(groups, range(360), share, seed=3))
     assert {(finding.kind, finding.hosts) for found in history for finding in found} == {
         (FindingKind.SLOW_LINK, ("b",))
     }
@@ -202,15 +198,7 @@ def test_siblings_that_all_cross_one_pair_of_hosts_acquit_neither() -> None:
         index: group(f"pp{index}", "PP", (0, 1), (("b", "d"), ("a", "c"))[index // 2]) for index in range(4)
     }
     of_replicas = {index: group(f"dp{index}", "DP", (0, 1), ("a", "b")) for index in range(4, 8)}
-    random = np.random.default_rng(1)
-    played = (
-        np.concatenate(
-            [
-                rows_of(index, second, 40e9 * np.exp(random.normal(0, 0.02)) * (0.7 if "b" in each.hosts else 1.0))
-                for index, each in (of_pipelines | of_replicas).items()
-            ]
-        )
-        for second in range(20)
-    )
-    history = told(Context(job="job", groups=of_pipelines | of_replicas), played)
+    groups = of_pipelines | of_replicas
+    played = moved(groups, range(20), lambda index, _: 0.7 if "b" in groups[index].hosts else 1.0)
+    history = told(Context(job="job", groups=groups), played)
     assert {host for found in history for one in found for host in one.hosts if len(one.hosts) == 1} <= {"b"}
