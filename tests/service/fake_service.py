@@ -757,10 +757,9 @@ class FakeService(ServiceViews):
             self.store(now_ns), aliases=self.aliases, agents=agents, health=self.service_health(), now_ns=now_ns
         )
 
-    def job(self, name: str) -> tuple[JobQuery, int] | None:
+    def job(self, name: str) -> JobQuery | None:
         now_ns = time.time_ns() if self.now_ns is None else self.now_ns
-        asked = query_job(self.store(now_ns), self.aliases, name, now_ns)
-        return None if asked is None else (asked, now_ns)
+        return query_job(self.store(now_ns), self.aliases, name, now_ns)
 
     def metrics(self) -> MetricsView:
         now_ns = time.time_ns() if self.now_ns is None else self.now_ns

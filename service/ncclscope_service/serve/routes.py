@@ -25,7 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ncclscope_service.job.plan_pattern import PatternInput, pattern_of_plan, plan_pattern
+from ncclscope_service.job.plan_pattern import pattern_of_plan, plan_pattern
 from ncclscope_service.metrics.exposition import Scrapes
 from ncclscope_service.serve.api_table import (
     API_ROUTES,
@@ -297,17 +297,15 @@ class _JobAnswers:
     async def communicator(self, request: Request) -> Response:
         """One communicator of a job."""
 
-        def make(asked: JobQuery, now_ns: int) -> object:
-            return communicator_detail(asked, _communicator(asked, request.path_params["alias"]), now_ns)
-
-        return self._answer(request, make)
+        alias = request.path_params["alias"]
+        return self._answer(request, lambda asked: communicator_detail(asked, _communicator(asked, alias)))
 
     async def rank(self, request: Request) -> Response:
         """One rank of a job."""
 
-        def make(asked: JobQuery, now_ns: int) -> object:
+        def make(asked: JobQuery) -> object:
             rank = request.path_params["rank"]
-            found = rank_detail(asked, rank, now_ns)
+            found = rank_detail(asked, rank)
             if found is None:
                 raise HTTPException(404, f"job {asked.job!r} has no rank {rank}")
             return found
@@ -319,7 +317,7 @@ class _JobAnswers:
         seconds, until_ns = _asked_seconds(request.query_params), _whole(request.query_params, "until_ns")
         alias, rank = request.query_params.get("communicator"), _whole(request.query_params, "rank")
 
-        def make(asked: JobQuery, _: int) -> object:
+        def make(asked: JobQuery) -> object:
             if alias:
                 return timeline_of_communicator(asked, _communicator(asked, alias), seconds, until_ns)
             if rank is not None:
@@ -333,7 +331,7 @@ class _JobAnswers:
         alias, query = request.path_params["alias"], request.query_params
         sequence, late_rank = _whole(query, "sequence"), _whole(query, "late_rank")
 
-        def make(asked: JobQuery, _: int) -> object:
+        def make(asked: JobQuery) -> object:
             return one_collective(asked, _communicator(asked, alias), sequence=sequence, late_rank=late_rank)
 
         return self._answer(request, make)
@@ -349,39 +347,39 @@ class _JobAnswers:
     async def plan_pattern(self, request: Request) -> Response:
         """Who should talk to whom and when, beside who does."""
 
-        def copied(asked: JobQuery) -> PatternInput | None:
-            return pattern_of_plan(asked.store, asked.job)
-
-        return await self._answer_beside(request, copied, lambda given: None if given is None else plan_pattern(given))
+        return await self._answer_beside(
+            request,
+            lambda asked: pattern_of_plan(asked.store, asked.job),
+            lambda given: None if given is None else plan_pattern(given),
+        )
 
     async def layout(self, request: Request) -> Response:
         """Hosts, ranks and groups of a job."""
-        return self._answer(request, lambda asked, _: layout_view(asked))
+        return self._answer(request, layout_view)
 
     async def lost_time(self, request: Request) -> Response:
         """Who holds up whom."""
         alias = request.query_params.get("communicator")
 
-        def make(asked: JobQuery, _: int) -> object:
-            return lost_time_view(asked, _communicator(asked, alias) if alias else None)
-
-        return self._answer(request, make)
+        return self._answer(
+            request, lambda asked: lost_time_view(asked, _communicator(asked, alias) if alias else None)
+        )
 
     async def bandwidth(self, request: Request) -> Response:
         """Bandwidth over time."""
-        return self._answer(request, lambda asked, _: bandwidth_view(asked))
+        return self._answer(request, bandwidth_view)
 
     async def steps(self, request: Request) -> Response:
         """Step times since the job began."""
-        return self._answer(request, lambda asked, _: steps_view(asked.store.step_histories.get(asked.job)))
+        return self._answer(request, lambda asked: steps_view(asked.store.step_histories.get(asked.job)))
 
     async def plan(self, request: Request) -> Response:
         """Operations that the job should send, beside those that it sends."""
-        return self._answer(request, lambda asked, _: asked.store.plans.get(asked.job))
+        return self._answer(request, lambda asked: asked.store.plans.get(asked.job))
 
     async def sizes(self, request: Request) -> Response:
         """Bus bandwidth against message size."""
-        return self._answer(request, lambda asked, _: size_points(asked))
+        return self._answer(request, size_points)
 
     async def _answer_beside(
         self, request: Request, copied: Callable[[JobQuery], _Copied], make: Callable[[_Copied], object]
@@ -393,22 +391,22 @@ class _JobAnswers:
             async with self._one_traffic:
                 kept = self._fresh(key, TRAFFIC_KEPT_SECONDS)
                 if kept is None:
-                    given = copied(self._job(request)[0])
+                    given = copied(self._job(request))
                     kept = await to_thread.run_sync(lambda: to_json(make(given)))
                     self._keep(key, kept)
         return _json_bytes(kept)
 
-    def _answer(self, request: Request, make: Callable[[JobQuery, int], object]) -> Response:
+    def _answer(self, request: Request, make: Callable[[JobQuery], object]) -> Response:
         key = self._key(request)
         kept = self._fresh(key, KEPT_SECONDS)
         if kept is None:
-            asked, now_ns = self._job(request)
+            asked = self._job(request)
             asked = asked.over_the_whole_job() if _is_whole_job(request.query_params) else asked
-            kept = to_json(make(asked, now_ns))
+            kept = to_json(make(asked))
             self._keep(key, kept)
         return _json_bytes(kept)
 
-    def _job(self, request: Request) -> tuple[JobQuery, int]:
+    def _job(self, request: Request) -> JobQuery:
         name = request.path_params["job"]
         found = self._view.job(name)
         if found is None:

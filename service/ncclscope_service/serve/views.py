@@ -198,11 +198,10 @@ class ServiceViews:
         """Counts of all that was lost, skipped or refused."""
         return health_view(self._state.pipeline.store, self._health())
 
-    def job(self, name: str) -> tuple[JobQuery, int] | None:
-        """A job's data for the detail views, now."""
-        now_ns, pipeline = time.time_ns(), self._state.pipeline
-        query = query_job(pipeline.store, self._state.aliases, name, now_ns, sums=pipeline.recent)
-        return None if query is None else (query, now_ns)
+    def job(self, name: str) -> JobQuery | None:
+        """A job's data for the detail views, now; None if there is no such job."""
+        pipeline = self._state.pipeline
+        return query_job(pipeline.store, self._state.aliases, name, time.time_ns(), sums=pipeline.recent)
 
     def metrics(self) -> MetricsView:
         """Every metric as the last tick left it, with the operations that came since counted.

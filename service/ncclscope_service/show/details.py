@@ -323,8 +323,8 @@ class CommunicatorDetail:
     sizes: SizePoints
 
 
-def communicator_detail(query: JobQuery, communicator: Communicator, now_ns: int) -> CommunicatorDetail:
-    """The view of one communicator at `now_ns`."""
+def communicator_detail(query: JobQuery, communicator: Communicator) -> CommunicatorDetail:
+    """The view of one communicator."""
     recent = recent_of_communicators(query.store, query.sums, query.window, query.charted)
     rows = recent_collectives(query.store)
     rows = rows[rows["communicator"] == communicator.index]
@@ -332,7 +332,7 @@ def communicator_detail(query: JobQuery, communicator: Communicator, now_ns: int
     hosts = host_of_ranks(query.store).get(query.job, {})
     bottleneck = communicator.bottleneck
     return CommunicatorDetail(
-        now_ns=now_ns,
+        now_ns=query.now_ns,
         window_begin_ns=query.charted.begin_ns,
         bucket_seconds=query.charted.bucket_seconds,
         summary=CommunicatorViews(query.store, query.aliases, recent).view(communicator),
@@ -449,8 +449,8 @@ class RankDetail:
     """Of the median rank."""
 
 
-def rank_detail(query: JobQuery, rank: int, now_ns: int) -> RankDetail | None:
-    """The view of one global rank at `now_ns`; None if the job has no such rank."""
+def rank_detail(query: JobQuery, rank: int) -> RankDetail | None:
+    """The view of one global rank; None if the job has no such rank."""
     members = [each for each in query.members() if each.global_rank == rank]
     if not members:
         return None
@@ -462,7 +462,7 @@ def rank_detail(query: JobQuery, rank: int, now_ns: int) -> RankDetail | None:
     own = courses.by_bucket[place[0]] if len(place) else np.full(query.charted.buckets, np.nan)
     ratio = float(waits.mean_ratio[position[0]]) if len(position) else float("nan")
     return RankDetail(
-        now_ns=now_ns,
+        now_ns=query.now_ns,
         window_begin_ns=query.charted.begin_ns,
         bucket_seconds=query.charted.bucket_seconds,
         rank=rank,

@@ -48,11 +48,11 @@ def store_of(shape: fake.Shape = SMALL, *, with_kernels: bool = True, per_minute
 def detail_of(asked: JobQuery, alias: str) -> CommunicatorDetail:
     communicator = asked.communicator(alias)
     assert communicator is not None
-    return communicator_detail(asked, communicator, fake.NOW_NS)
+    return communicator_detail(asked, communicator)
 
 
 def rank_of(asked: JobQuery, rank: int) -> RankDetail:
-    found = rank_detail(asked, rank, fake.NOW_NS)
+    found = rank_detail(asked, rank)
     assert found is not None
     return found
 
@@ -61,7 +61,7 @@ def test_a_job_that_is_not_there_cannot_be_asked() -> None:
     assert query_job(store_of(), Aliases(), "no such job", fake.NOW_NS) is None
     asked = fake.asked_of(store_of())
     assert asked.communicator("none-1") is None
-    assert rank_detail(asked, 99, fake.NOW_NS) is None
+    assert rank_detail(asked, 99) is None
 
 
 def test_a_communicator_tells_each_operation_against_its_limits() -> None:
