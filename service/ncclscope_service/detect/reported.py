@@ -537,10 +537,10 @@ def _ranks_of(fact: facts.Misuse) -> str:
 
 def _of(
     kind: type[FactType],
-    severity: Severity,
     key: Callable[[FactType], Hashable | None],
     text: Callable[[FactType], str],
     *,
+    severity: Severity = Severity.CRITICAL,
     finding: FindingKind = FindingKind.REPORTED_FAILURE,
     is_minor: bool = False,
 ) -> tuple[type[Fact], _Trouble]:
@@ -568,23 +568,12 @@ def _shape(text: str) -> str:
 
 _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
     (
-        _of(facts.TorchTimeout, Severity.CRITICAL, _torch_key, _gave_up),
-        _of(facts.TorchProgress, Severity.CRITICAL, _torch_key, _gave_up),
-        _of(
-            facts.CudaFailure,
-            Severity.CRITICAL,
-            lambda fact: ("cuda", fact.error),
-            lambda fact: f"a CUDA call failed: {fact.error}",
-        ),
-        _of(
-            facts.MemoryFailure,
-            Severity.CRITICAL,
-            _what,
-            lambda fact: f"memory could not be allocated: {fact.what}{_bytes_of(fact)}",
-        ),
+        _of(facts.TorchTimeout, _torch_key, _gave_up),
+        _of(facts.TorchProgress, _torch_key, _gave_up),
+        _of(facts.CudaFailure, lambda fact: ("cuda", fact.error), lambda fact: f"a CUDA call failed: {fact.error}"),
+        _of(facts.MemoryFailure, _what, lambda fact: f"memory could not be allocated: {fact.what}{_bytes_of(fact)}"),
         _of(
             facts.IbCompletionError,
-            Severity.CRITICAL,
             lambda fact: ("completion", fact.host, fact.status),
             lambda fact: (
                 f"an InfiniBand work request failed with {fact.status_name or f'status {fact.status}'}"
@@ -593,72 +582,58 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
         ),
         _of(
             facts.VerbsFailure,
-            Severity.CRITICAL,
             lambda fact: ("verbs", fact.call, fact.error),
             lambda fact: f"{fact.call} failed{_with('with ', fact.error)}{_with('on ', fact.nic)}",
         ),
         _of(
             facts.IbEvent,
-            Severity.CRITICAL,
             lambda fact: ("event", fact.host, fact.nic, fact.event) if fact.severity in _SEVERE_EVENTS else None,
             lambda fact: f"{_with('NIC ', fact.nic).strip() or 'a NIC'} reported {fact.severity}: {fact.event}",
         ),
         _of(
             facts.PortFailover,
-            Severity.CRITICAL,
             lambda fact: ("port", fact.host, fact.device) if fact.is_failed else None,
             lambda fact: f"NCCL stopped using network device {fact.device}",
         ),
-        _of(
-            facts.OfiFailure,
-            Severity.CRITICAL,
-            lambda fact: ("ofi", fact.what, fact.code),
-            _ofi_text,
-        ),
+        _of(facts.OfiFailure, lambda fact: ("ofi", fact.what, fact.code), _ofi_text),
         _of(
             facts.ConnectionTrouble,
-            Severity.WARNING,
             _what,
             lambda fact: f"an NCCL connection broke: {fact.what}{_with('by ', fact.peer)}",
+            severity=Severity.WARNING,
         ),
         _of(
             facts.ProxyTrouble,
-            Severity.WARNING,
             _what,
             lambda fact: f"an NCCL proxy thread failed: {fact.text or fact.what + _with('', fact.operation)}",
+            severity=Severity.WARNING,
         ),
         _of(
             facts.OtherWarning,
-            Severity.WARNING,
             lambda fact: ("warning", _shape(fact.text)),
             lambda fact: f"NCCL warned: {fact.text}",
             is_minor=True,
+            severity=Severity.WARNING,
         ),
         _of(
             facts.PathNotUsed,
-            Severity.WARNING,
             lambda fact: ("path", fact.path),
             lambda fact: f"{fact.path} could not be used, and NCCL goes on with a slower path: {fact.reason}",
             finding=FindingKind.MISCONFIGURATION,
             is_minor=True,
+            severity=Severity.WARNING,
         ),
         _of(
             facts.CommunicatorTrouble,
-            Severity.WARNING,
             _what,
             lambda fact: f"an NCCL communicator is in {fact.what}",
+            severity=Severity.WARNING,
         ),
-        _of(
-            facts.Misuse,
-            Severity.CRITICAL,
-            _what,
-            lambda fact: f"NCCL rejected a call: {fact.what}{_ranks_of(fact)}",
-        ),
-        _of(facts.RasMissing, Severity.CRITICAL, _ras_key, _ras_text),
-        _of(facts.RasBehind, Severity.CRITICAL, _ras_key, _ras_text),
+        _of(facts.Misuse, _what, lambda fact: f"NCCL rejected a call: {fact.what}{_ranks_of(fact)}"),
+        _of(facts.RasMissing, _ras_key, _ras_text),
+        _of(facts.RasBehind, _ras_key, _ras_text),
         _of(
             facts.ProgramFailure,
-            Severity.CRITICAL,
             _program_key,
             lambda fact: f"a program failed: {fact.text}" if fact.what == "exception" else fact.text,
         ),
