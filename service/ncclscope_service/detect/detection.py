@@ -210,11 +210,7 @@ class Detectors:
         return hang_at_end(counts, context, moments, enqueued, shown)
 
     def verdict(
-        self,
-        findings: Sequence[Finding],
-        end: EndOfRanks,
-        newest_lines: Mapping[ProcessKey, int],
-        context: Context,
+        self, findings: Sequence[Finding], end: EndOfRanks, newest_lines: Mapping[ProcessKey, int], context: Context
     ) -> Verdict:
         """How the job ended, or would have if nothing more came; `findings`: its own, by now."""
         return judge_end(findings, self._reported, self._reported.lines.failures(newest_lines), end, context)

@@ -166,13 +166,7 @@ _STOPPED: Final = ", and no rank waits for another: it was killed, or its groups
 
 
 def unclear_finding(
-    first: StuckChannel,
-    stuck: list[StuckChannel],
-    silent_ns: int,
-    since_ns: int,
-    context: Context,
-    *,
-    why: str,
+    first: StuckChannel, stuck: list[StuckChannel], silent_ns: int, since_ns: int, context: Context, *, why: str
 ) -> Finding:
     """Finding that the job stands still, and lost lines hide who is missing; or nobody is (`why`)."""
     is_even = why == _STOPPED
@@ -269,9 +263,7 @@ class WaitGraph:
 
 
 def _reached(
-    ranks: Iterable[int],
-    waits: Mapping[int, Sequence[ChannelWaits]],
-    onward: Callable[[ChannelWaits], Iterable[int]],
+    ranks: Iterable[int], waits: Mapping[int, Sequence[ChannelWaits]], onward: Callable[[ChannelWaits], Iterable[int]]
 ) -> set[int]:
     """These ranks, and those to which their `waits` lead over others; `onward`: to whom one leads."""
     seen = set(ranks)
@@ -490,12 +482,7 @@ class Hang:
         reported = None if self._reported is None else self._reported.collective_id
         return min(
             guilty,
-            key=lambda one: (
-                one.collective_id != reported,
-                one.patience_ns,
-                one.since_ns,
-                len(one.group.global_ranks),
-            ),
+            key=lambda one: (one.collective_id != reported, one.patience_ns, one.since_ns, len(one.group.global_ranks)),
         )
 
     def _channel_waits(self, now_ns: int, context: Context, doubted: Set[int]) -> Iterator[ChannelWaits]:

@@ -150,11 +150,7 @@ class StepPauses:
         return np.fromiter(self._places, np.int64, amount), is_known, is_resting
 
     def ingest_operations(
-        self,
-        lanes: NDArray[np.int64],
-        phases: NDArray[np.int64],
-        marks: NDArray[np.int64],
-        times_ns: NDArray[np.int64],
+        self, lanes: NDArray[np.int64], phases: NDArray[np.int64], marks: NDArray[np.int64], times_ns: NDArray[np.int64]
     ) -> None:
         """Takes operations, rank by rank and of each in order: the number of the rank, the place of each among the
         `marks` of its step, -1 if it is none, and when it was enqueued.

@@ -476,9 +476,5 @@ class DriftWatch:
         self._below += 1
         if self._below >= _DRIFT_WINDOWS:
             self.drift = Drop(
-                rule=STEADY,
-                since_ns=self._since_ns,
-                baseline=self._middle,
-                level=self._mean,
-                windows=len(self._first),
+                rule=STEADY, since_ns=self._since_ns, baseline=self._middle, level=self._mean, windows=len(self._first)
             )

@@ -205,9 +205,7 @@ def recent_wait_ratio(sums: RecentSums, count: int, window: Window) -> Floats:
     when their time is long over.
     """
     last = Window(
-        begin_ns=window.end_ns - _RECENT_BUCKETS * window.bucket_ns,
-        bucket_ns=window.bucket_ns,
-        buckets=_RECENT_BUCKETS,
+        begin_ns=window.end_ns - _RECENT_BUCKETS * window.bucket_ns, bucket_ns=window.bucket_ns, buckets=_RECENT_BUCKETS
     )
     recent, whole = sums.collectives.whole(last, count), sums.collectives.whole(window, count)
     return ratio(*np.where(recent[BUSY] > 0, recent, whole))

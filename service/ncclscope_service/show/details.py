@@ -15,11 +15,7 @@ from ncclscope_service.measure.expected_times import JobEstimator
 from ncclscope_service.measure.latency_advice import advice_text, latency_advice
 from ncclscope_service.rollup.recent_sums import RecentSums, series_key
 from ncclscope_service.rollup.series import operation_name
-from ncclscope_service.rollup.window import (
-    RecentOperations,
-    recent_collectives,
-    recent_operations,
-)
+from ncclscope_service.rollup.window import RecentOperations, recent_collectives, recent_operations
 from ncclscope_service.show.communicators import (
     LATENCY_BOUND,
     CommunicatorView,

@@ -140,11 +140,7 @@ def test_blame_is_not_put_on_a_rank_that_waits_elsewhere() -> None:
 def test_blame_goes_on_along_sends_and_receives_whose_own_patience_is_not_over() -> None:
     first = of_ranks(0, 1)
     # Rank 1 stops: rank 0 waits for it, so that it does not send to rank 4, which rank 5 waits for.
-    counts = {
-        (first, *COLLECTIVES): {0: 1, 1: 0},
-        (PIPELINE, 0, 1): {0: 0, 1: 1},
-        (TENSOR, *COLLECTIVES): {0: 0, 1: 1},
-    }
+    counts = {(first, *COLLECTIVES): {0: 1, 1: 0}, (PIPELINE, 0, 1): {0: 0, 1: 1}, (TENSOR, *COLLECTIVES): {0: 0, 1: 1}}
     for seconds in (67, 70, 120):
         (finding,) = channels_that_stop(counts, seconds, slow=frozenset({PIPELINE}))
         assert finding.ranks == (1,)
@@ -160,10 +156,7 @@ def test_nobody_is_named_while_the_root_of_it_still_has_time() -> None:
 
 
 def test_the_operation_at_which_a_rank_stopped_stays_named_when_a_smaller_group_waits_for_it_later() -> None:
-    counts = {
-        (WORLD, *COLLECTIVES): {rank: int(rank != 5) for rank in range(8)},
-        (DATA[1], *COLLECTIVES): {0: 0, 1: 1},
-    }
+    counts = {(WORLD, *COLLECTIVES): {rank: int(rank != 5) for rank in range(8)}, (DATA[1], *COLLECTIVES): {0: 0, 1: 1}}
     for seconds in (67, 90, 180):
         (finding,) = channels_that_stop(counts, seconds, slow=frozenset({DATA[1]}))
         stopped_at = f"has not enqueued operation 2401 of WORLD group {GROUPS[WORLD].comm_id}"

@@ -11,14 +11,7 @@ import pytest
 from service.detect.simulated_job import Job, Simulation
 
 from ncclscope_service.detect.late_rank import LateRank
-from ncclscope_service.detect.settings import (
-    DEFAULTS,
-    THRESHOLDS,
-    check,
-    flattened,
-    parse_assignment,
-    settings_of,
-)
+from ncclscope_service.detect.settings import DEFAULTS, THRESHOLDS, check, flattened, parse_assignment, settings_of
 from ncclscope_service.store.records import Severity
 from ncclscope_wire.errors import ConfigError
 

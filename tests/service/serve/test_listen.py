@@ -19,14 +19,7 @@ from ncclscope_service.serve.listen import ListenSettings
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.frame import Deframer, encode_frame
-from ncclscope_wire.messages import (
-    Acknowledge,
-    BatchMessage,
-    Hello,
-    Message,
-    Refused,
-    Welcome,
-)
+from ncclscope_wire.messages import Acknowledge, BatchMessage, Hello, Message, Refused, Welcome
 
 pytestmark = pytest.mark.asyncio
 

@@ -56,11 +56,7 @@ def test_parts_of_a_path_are_parameters() -> None:
 )
 @pytest.mark.parametrize(
     "service",
-    [
-        fake.small(fake.FakeService()),
-        fake.small(fake.FakeService(with_kernels=False)),
-        fake.FakeService(is_empty=True),
-    ],
+    [fake.small(fake.FakeService()), fake.small(fake.FakeService(with_kernels=False)), fake.FakeService(is_empty=True)],
     ids=["all", "logs only", "empty"],
 )
 async def test_answers_are_what_the_description_says(path: str, service: fake.FakeService) -> None:
