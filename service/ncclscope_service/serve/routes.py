@@ -295,14 +295,10 @@ class _JobAnswers:
         self._one_traffic = anyio.Lock()
 
     async def communicator(self, request: Request) -> Response:
-        """One communicator of a job."""
-
         alias = request.path_params["alias"]
         return self._answer(request, lambda asked: communicator_detail(asked, _communicator(asked, alias)))
 
     async def rank(self, request: Request) -> Response:
-        """One rank of a job."""
-
         def make(asked: JobQuery) -> object:
             rank = request.path_params["rank"]
             found = rank_detail(asked, rank)
@@ -313,7 +309,6 @@ class _JobAnswers:
         return self._answer(request, make)
 
     async def timeline(self, request: Request) -> Response:
-        """The last seconds of a job, of a communicator or of a rank."""
         seconds, until_ns = _asked_seconds(request.query_params), _whole(request.query_params, "until_ns")
         alias, rank = request.query_params.get("communicator"), _whole(request.query_params, "rank")
 
@@ -327,7 +322,6 @@ class _JobAnswers:
         return self._answer(request, make)
 
     async def collective(self, request: Request) -> Response:
-        """One collective on all its ranks."""
         alias, query = request.path_params["alias"], request.query_params
         sequence, late_rank = _whole(query, "sequence"), _whole(query, "late_rank")
 
@@ -337,16 +331,12 @@ class _JobAnswers:
         return self._answer(request, make)
 
     async def traffic(self, request: Request) -> Response:
-        """Bytes from rank to rank."""
         return await self._answer_beside(request, traffic_input, traffic_view)
 
     async def node_graph(self, request: Request) -> Response:
-        """NCCL's graphs of a job's nodes, with their traffic."""
         return await self._answer_beside(request, node_graph_input, node_graph_view)
 
     async def plan_pattern(self, request: Request) -> Response:
-        """Who should talk to whom and when, beside who does."""
-
         return await self._answer_beside(
             request,
             lambda asked: pattern_of_plan(asked.store, asked.job),
@@ -354,31 +344,24 @@ class _JobAnswers:
         )
 
     async def layout(self, request: Request) -> Response:
-        """Hosts, ranks and groups of a job."""
         return self._answer(request, layout_view)
 
     async def lost_time(self, request: Request) -> Response:
-        """Who holds up whom."""
         alias = request.query_params.get("communicator")
-
         return self._answer(
             request, lambda asked: lost_time_view(asked, _communicator(asked, alias) if alias else None)
         )
 
     async def bandwidth(self, request: Request) -> Response:
-        """Bandwidth over time."""
         return self._answer(request, bandwidth_view)
 
     async def steps(self, request: Request) -> Response:
-        """Step times since the job began."""
         return self._answer(request, lambda asked: steps_view(asked.store.step_histories.get(asked.job)))
 
     async def plan(self, request: Request) -> Response:
-        """Operations that the job should send, beside those that it sends."""
         return self._answer(request, lambda asked: asked.store.plans.get(asked.job))
 
     async def sizes(self, request: Request) -> Response:
-        """Bus bandwidth against message size."""
         return self._answer(request, size_points)
 
     async def _answer_beside(
