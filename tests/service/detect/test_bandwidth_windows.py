@@ -94,7 +94,7 @@ def test_seconds_between_captures_do_not_count() -> None:
     assert (finding.kind, finding.hosts) == (FindingKind.SLOW_LINK, ("c",))
 
 
-def dropping(slow: Mapping[int, float], seconds: int = 90) -> tuple[Context, Iterator[Columns]]:
+def dropping(slow: Mapping[int, float]) -> tuple[Context, Iterator[Columns]]:
     """Eight groups on hosts a and b, eight on c and d, with correlated noise; some lose a share after a minute."""
     groups = {
         index: group(f"dp{index}", "DP", (index, 100 + index), HOSTS[:2] if index < 8 else HOSTS[2:])
@@ -104,7 +104,7 @@ def dropping(slow: Mapping[int, float], seconds: int = 90) -> tuple[Context, Ite
 
     def played() -> Iterator[Columns]:
         noise = np.zeros(len(groups))
-        for second in range(seconds):
+        for second in range(90):
             noise = phi * noise + np.sqrt(1 - phi**2) * random.normal(0, 0.05, len(groups))
             left = [1 - slow.get(index, 0.0) if second >= 60 else 1.0 for index in groups]
             yield np.concatenate(

@@ -92,10 +92,10 @@ class _Service:
         return [(finding.kind, finding.ranks) for finding in self.store.findings]
 
 
-def _calls(begin: int, end: int, *, count: int = 1024, op: str = "AllReduce") -> list[Line]:
+def _calls(begin: int, end: int, *, count: int = 1024) -> list[Line]:
     """Ten collectives a second, each on the line after its number."""
     return [
-        Line(line=1 + number, op=op, count=count, logged_at_ns=BASE_NS + number * _SECOND // 10)
+        Line(line=1 + number, count=count, logged_at_ns=BASE_NS + number * _SECOND // 10)
         for number in range(begin, end)
     ]
 

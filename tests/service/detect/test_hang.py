@@ -60,11 +60,11 @@ class Counters:
         return first + 0.1, int(any(member in self.stopped for member in members))
 
 
-def watch(counters: Counters, seconds: int, context: Context = CONTEXT) -> list[tuple[int, list[Finding]]]:
+def watch(counters: Counters, seconds: int) -> list[tuple[int, list[Finding]]]:
     detector = Hang()
     history = []
     for second in range(1, seconds + 1):
-        detector.ingest_progress(counters.at(float(second)), context)
+        detector.ingest_progress(counters.at(float(second)), CONTEXT)
         history.append((second, detector.findings(second * SECOND)))
     return history
 

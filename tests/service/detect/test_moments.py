@@ -17,14 +17,13 @@ _EVERY_NS = 100_000_000
 _COLLECTIVES = 200
 
 
-def _store(stamp: Callable[[int, int], int], *, ranks: int = 3, alone: bool = False) -> Store:
+def _store(stamp: Callable[[int, int], int], *, alone: bool = False) -> Store:
     """Ranks on hosts of their own that enqueue a collective every 100 ms; `stamp` of a rank and a collective."""
     reading = Reading()
-    for rank in range(ranks):
-        event = init(line=0, rank=rank, nranks=ranks, comm_id=1 + rank * alone, host=f"node{rank}")
+    for rank in range(3):
+        event = init(line=0, rank=rank, nranks=3, comm_id=1 + rank * alone, host=f"node{rank}")
         lines = [
-            Line(line=1 + each, op_count=each, nranks=ranks, logged_at_ns=stamp(rank, each))
-            for each in range(_COLLECTIVES)
+            Line(line=1 + each, op_count=each, nranks=3, logged_at_ns=stamp(rank, each)) for each in range(_COLLECTIVES)
         ]
         reading.feed(log_batch(lines, host=f"node{rank}", events=[event]), job="j")
     assign_ranks(reading.store)

@@ -29,12 +29,8 @@ _MADE: dict[ShapeOfJob, list[Batch]] = {}
 WRONG = {"micro_batch": "4", "layers": "8", "sequence_parallel": "false", "precision": "FP16"}
 
 
-def found(shape: ShapeOfJob, described: Completed, folder: Path, *, seconds: float = 1.0) -> list[Finding]:
-    """Findings of a job whose log comes in 12 portions, a second each; a look every `seconds`."""
-    return _off_plan(_live(shape, described, folder, seconds=seconds))
-
-
 def _live(shape: ShapeOfJob, described: Completed, folder: Path, *, seconds: float = 1.0) -> Pipeline:
+    """A job whose log came in 12 portions, a second each, with a look every `seconds`."""
     settings = PipelineSettings(description=described, thresholds={"off_plan.look_seconds": seconds})
     batches = _batches(shape, folder)
     return advanced(Pipeline(settings), batches)
@@ -66,7 +62,7 @@ def test_a_job_that_does_what_its_description_says_is_never_accused(name: str, t
 def test_a_job_off_its_plan_is_one_finding_that_names_the_field(field: str, tmp_path: Path) -> None:
     shape = HEALTHY["tensor and pipeline"]
     described = completed(shape.description([f"{field}={WRONG[field]}"]))
-    (finding,) = found(shape, described, tmp_path)
+    (finding,) = _off_plan(_live(shape, described, tmp_path))
     assert finding.severity is Severity.WARNING
     assert finding.until_ns is None
     assert not finding.ranks

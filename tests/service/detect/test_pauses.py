@@ -14,12 +14,12 @@ from ncclscope_service.store.state import snapshot
 SECOND = 1_000_000_000
 
 
-def looked_at(seconds: int, *, gap_at: int | None = None, since: int = 1_700_000_000) -> ChannelSilence:
+def looked_at(seconds: int, *, gap_at: int | None = None) -> ChannelSilence:
     """Forty operations a second, but for one silence of ten seconds."""
     silence = ChannelSilence()
     for second in range(seconds):
         if gap_at is None or not gap_at < second < gap_at + 10:
-            silence.observe((since + second) * SECOND, 40 * (second + 1))
+            silence.observe((1_700_000_000 + second) * SECOND, 40 * (second + 1))
     return silence
 
 

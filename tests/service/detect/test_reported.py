@@ -48,19 +48,17 @@ def test_a_watchdog_names_its_collective_its_group_and_who_had_not_enqueued_it()
     assert finding.evidence["where"] == ["job.log:7", "job.log:9", "job.log:10"]
 
 
-def gave_up(
-    rank: int, sequence: int, *, group: str, operation: str = "BROADCAST", enqueued: int = 0
-) -> list[LoggedFact]:
+def gave_up(rank: int, sequence: int, *, group: str) -> list[LoggedFact]:
     """The four lines of one time-out: as it is found, the progress of the group, as it is thrown, and `what()`."""
     work = facts.TorchTimeout(
-        line=1, rank=rank, sequence=sequence, operation=operation, timeout_ms=300_000, global_rank=rank
+        line=1, rank=rank, sequence=sequence, operation="BROADCAST", timeout_ms=300_000, global_rank=rank
     )
     thrown = replace(work, line=3, group_id=group)
     progress = facts.TorchProgress(
         line=2,
         what="failure",
         rank=rank,
-        last_enqueued=enqueued or sequence + 1,
+        last_enqueued=sequence + 1,
         last_completed=sequence - 1,
         group_id=group,
         failed_at=sequence,
@@ -116,14 +114,14 @@ def test_a_report_closes_when_nothing_says_it_any_more() -> None:
 ACCEPT = "Accept failed Resource temporarily unavailable"
 
 
-def exiting(line: int = 9) -> list[LoggedFact]:
+def exiting() -> list[LoggedFact]:
     last_words = [
-        facts.ProxyTrouble(line=line, host="node1", pid=1, what="Accept failed", text=ACCEPT),
-        facts.ProxyTrouble(line=line + 1, host="node1", pid=1, what="Could not receive type from localRank"),
-        facts.ProxyTrouble(line=line + 2, host="node2", pid=2, what="Failed to execute operation", operation="Close"),
-        facts.ConnectionTrouble(line=line + 3, host="node2", pid=2, what="closed"),
-        facts.CommunicatorTrouble(line=line + 4, host="node2", pid=2, what="abort"),
-        facts.OtherWarning(line=line + 5, host="node2", pid=2, text="one went away"),
+        facts.ProxyTrouble(line=9, host="node1", pid=1, what="Accept failed", text=ACCEPT),
+        facts.ProxyTrouble(line=10, host="node1", pid=1, what="Could not receive type from localRank"),
+        facts.ProxyTrouble(line=11, host="node2", pid=2, what="Failed to execute operation", operation="Close"),
+        facts.ConnectionTrouble(line=12, host="node2", pid=2, what="closed"),
+        facts.CommunicatorTrouble(line=13, host="node2", pid=2, what="abort"),
+        facts.OtherWarning(line=14, host="node2", pid=2, text="one went away"),
     ]
     return [said(fact)._replace(is_behind_operations=True) for fact in last_words]
 

@@ -14,8 +14,8 @@ LATE = FindingView(
 )  # fmt: skip
 
 
-def told(news: FindingTracker, *findings: FindingView, now_ns: int = 0) -> list[tuple[FindingChange, tuple[int, ...]]]:
-    return [(each.event, each.finding.ranks) for each in news.compare(findings, now_ns)]
+def told(news: FindingTracker, *findings: FindingView) -> list[tuple[FindingChange, tuple[int, ...]]]:
+    return [(each.event, each.finding.ranks) for each in news.compare(findings, 0)]
 
 
 def test_an_open_finding_is_told_once() -> None:

@@ -28,10 +28,10 @@ def acknowledge(finding: str = LATE.id, note: str = "is looked at") -> FindingMa
     return FindingMarked(action=MarkAction.ACKNOWLEDGE, at_ns=7, by="ann", note=note, finding=finding)
 
 
-def after(*entries: FindingMarked, findings: tuple[Finding, ...] = (LATE, HANG)) -> FindingMarks:
+def after(*entries: FindingMarked) -> FindingMarks:
     marks = FindingMarks()
     for entry in entries:
-        marks.check(entry, findings)
+        marks.check(entry, (LATE, HANG))
         marks = marks.applied(entry)
     return marks
 
