@@ -118,10 +118,11 @@ def _finding(plan: Plan, context: Context, since_ns: int) -> Finding:
     first = rows[0]
     group = "/".join(first.groups) or f"{first.ranks} ranks"
     size = "several sizes" if first.elements is None else f"{first.elements:,} elements"
-    found = Finding(
+    return Finding(
         kind=FindingKind.OFF_PLAN,
         severity=Severity.WARNING,
         job=context.job,
+        parallelism=first.groups[0].upper() if first.groups else None,
         since_ns=since_ns,
         confidence=0.95 if plan.edits else 0.8,
         summary=(
@@ -149,5 +150,4 @@ def _finding(plan: Plan, context: Context, since_ns: int) -> Finding:
             ],
             "rules": plan.basis.sentence,
         },
-    )  # fmt: skip
-    return replace(found, parallelism=first.groups[0].upper() if first.groups else None)
+    )

@@ -125,7 +125,7 @@ def test_a_card_that_some_ranks_of_a_host_share_is_located_by_them() -> None:
         3: group("pp0", "PP", (2, 6)), 4: group("pp1", "PP", (0, 4)), 5: group("pp2", "PP", (3, 7)),
     }  # fmt: skip
     context = Context(job="job", groups=groups)
-    slow = dict.fromkeys((0, 3), replace(LOST, reference_is_siblings=False))
+    slow: dict[int, SlowGroup] = dict.fromkeys((0, 3), replace(LOST, reference_is_siblings=False))
     (located,) = locate_slow_groups(slow, frozenset({1, 2, 4, 5}), context)
     assert (located.ranks, located.hosts) == ((2,), frozenset({"node1"}))
     finding = slow_link_finding(located, slow, context)

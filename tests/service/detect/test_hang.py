@@ -28,7 +28,7 @@ def of_ranks(*ranks: int) -> int:
 
 TENSOR, DATA, WORLD = of_ranks(4, 5), (of_ranks(4, 6), of_ranks(5, 7)), of_ranks(*range(8))
 PIPELINE = of_ranks(0, 4)
-COLLECTIVES = NO_NUMBER, NO_NUMBER
+COLLECTIVES: tuple[int, int] = NO_NUMBER, NO_NUMBER
 
 
 @dataclass
