@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct_together, first_positions
+from ncclscope_service.columns.group_by import distinct_together, first_positions, group_by
 from ncclscope_service.columns.intervals import Integers
 from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.job.step_parts import PART_NAMES, STEP_PART, Part, in_order
@@ -256,41 +256,37 @@ def budget(
 
     A label is (1 + kind) x parts + part, kind -1 for none. Computation has no label of its own.
     """
-    labels = np.unique(communication.label)
-    times = np.unique(
-        np.concatenate([begin, end, computing.start, computing.end, communication.start, communication.end])
-    )
+    borders = (begin, end, computing.start, computing.end, communication.start, communication.end)
+    times, places = np.unique(np.concatenate(borders), return_inverse=True)
+    first, last, *runs = np.split(places, np.cumsum([len(each) for each in borders])[:-1])
     lengths = np.diff(times)
-    is_busy = _running(times, computing.start, computing.end)[:-1] > 0
-    at_once = _running(times, communication.start, communication.end)[:-1]
-    is_alone = at_once == 0
+    is_busy = _running(runs[0], runs[1], len(times)) > 0
+    at_once = _running(runs[2], runs[3], len(times))
     found: dict[int, Integers] = {}
 
-    def add(label: int, amounts: Integers) -> None:
+    def add(label: int, at: NDArray[np.intp], amounts: Integers) -> None:
         sums = np.concatenate([[0], np.cumsum(amounts)])
-        spent = sums[np.searchsorted(times, end)] - sums[np.searchsorted(times, begin)]
+        spent = sums[np.searchsorted(at, last)] - sums[np.searchsorted(at, first)]
         found[label] = found[label] + spent if label in found else spent
 
-    none = np.asarray([NO_NUMBER], np.int64)
-    add(int(_label(none, Part.COMPUTATION)[0]), np.where(is_busy & is_alone, lengths, 0))
-    add(int(_label(none, Part.IDLE)[0]), np.where(~is_busy & is_alone, lengths, 0))
-    before, shared = np.zeros(len(lengths), np.int64), np.maximum(at_once, 1)
-    for label in labels.tolist():
-        of = communication.label == label
-        until = before + _running(times, communication.start[of], communication.end[of])[:-1]
+    for part, is_so in ((Part.COMPUTATION, is_busy), (Part.IDLE, ~is_busy)):
+        alone = np.flatnonzero(is_so & (at_once == 0))
+        add(int(part), alone, lengths[alone])
+    before = np.zeros(len(lengths), np.int64)
+    for label, of in group_by(communication.label):
+        running = _running(runs[2][of], runs[3][of], len(times))
+        at = np.flatnonzero(running)
         # Equal shares of whole nanoseconds: what this label adds to the share of all labels up to it.
-        amounts = lengths * until // shared - lengths * before // shared
-        hidden = int(_label(np.asarray([label // len(Part) - 1], np.int64), Part.HIDDEN)[0])
-        add(hidden, np.where(is_busy, amounts, 0))
-        add(label, np.where(is_busy, 0, amounts))
-        before = until
+        ours, theirs = lengths[at] * (before + running)[at] // at_once[at], lengths[at] * before[at] // at_once[at]
+        hidden = is_busy[at]
+        add(label // len(Part) * len(Part) + Part.HIDDEN, at[hidden], (ours - theirs)[hidden])
+        add(label, at[~hidden], (ours - theirs)[~hidden])
+        before += running
     order = sorted(found)
-    table = np.stack([found[label] for label in order], axis=1) if order else np.zeros((len(begin), 0), np.int64)
-    return np.asarray(order, np.int64), table
+    return np.asarray(order, np.int64), np.stack([found[label] for label in order], axis=1)
 
 
-def _running(times: Integers, start: Integers, end: Integers) -> Integers:
-    """How many of these stretches run from each time on; all of their borders are among the times."""
-    change = np.bincount(np.searchsorted(times, start), minlength=len(times))
-    change -= np.bincount(np.searchsorted(times, end), minlength=len(times))
-    return np.cumsum(change)
+def _running(start: NDArray[np.intp], end: NDArray[np.intp], times: int) -> Integers:
+    """How many of these stretches run from each time on, but the last; borders are places among the times."""
+    change = np.bincount(start, minlength=times) - np.bincount(end, minlength=times)
+    return np.cumsum(change[:-1])
