@@ -136,7 +136,6 @@ class OperationView:
         self.rows = rows
         used, self._of_row = distinct(rows["template"])
         self._templates: Columns = store.operation_templates.rows[used]
-        self._kernels: tuple[Columns, Mask] | None = None
 
     def of_template(self, make: Callable[[Columns], Column]) -> Column:
         """A column made from the operation templates, spread over the rows."""
@@ -181,24 +180,16 @@ class OperationView:
 
     def of_kernel(self, name: str) -> Column:
         """A column of the first kernel of the row's launch; unknown if there is none or it was dropped."""
-        kernels, is_known = self.kernels()
-        return Column(kernels[name], is_known)
+        table, kernels = self.store.kernels, self.rows["kernel"]
+        is_known = (kernels >= max(0, table.first)) & (kernels < table.next_id)
+        values = np.zeros(len(self.rows), table.dtype[name])
+        values[is_known] = table.rows.values(name, table.at(kernels[is_known]))
+        return Column(values, is_known)
 
     def of_kernel_template(self, name: str) -> Column:
         """A column of that kernel's template; negative numbers are unknown."""
-        kernels, is_known = self.kernels()
-        if not is_known.any():
-            return Column(np.zeros(len(self.rows), dtype=np.int64), is_known)
-        values = self.store.kernel_templates.rows[name][kernels["template"]]
-        return Column(values, is_known & (values > NO_NUMBER))
-
-    def kernels(self) -> tuple[Columns, Mask]:
-        """The first kernel of each row's launch, and a mask of the rows for which it is known."""
-        if self._kernels is None:
-            table = self.store.kernels
-            positions = self.rows["kernel"] - table.first
-            is_known = (self.rows["kernel"] >= 0) & (positions >= 0) & (positions < len(table))
-            kernels: Columns = np.zeros(len(self.rows), dtype=table.dtype)
-            kernels[is_known] = table.rows[positions[is_known]]
-            self._kernels = kernels, is_known
-        return self._kernels
+        templates = self.of_kernel("template")
+        if not templates.is_known.any():
+            return Column(np.zeros(len(self.rows), dtype=np.int64), templates.is_known)
+        values = self.store.kernel_templates.rows[name][templates.values.astype(np.intp)]
+        return Column(values, templates.is_known & (values > NO_NUMBER))

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.export.json_files import reference_times
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
@@ -28,7 +29,6 @@ from ncclscope_service.measure.limits import large_messages_by_baseline
 from ncclscope_service.rollup.usage import Signature
 from ncclscope_service.store.records import Communicator, Member
 from ncclscope_service.store.tables import Store
-from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
 
 _NEVER = np.iinfo(np.int64).max
@@ -56,18 +56,17 @@ def activity(selection: Selection) -> Activity:
     first, last = np.full(size, _NEVER), np.full(size, NO_TIME_NS)
     for rows in selection.operations.slices():
         view = OperationView(selection.store, rows)
-        communicator, moves = view.communicators(), view.moved_bytes()
-        known, moves = rows[communicator >= 0], moves[communicator >= 0]
-        communicator = communicator[communicator >= 0]
+        known = np.flatnonzero(view.communicators() >= 0)
+        communicator = view.communicators()[known]
+        begin, end = (times[known] for times in _begin_end(selection.store, rows))
         operations += np.bincount(communicator, minlength=size)
-        np.add.at(moved, communicator, moves)
-        begin, end = _begin_end(selection.store, known)
+        np.add.at(moved, communicator, view.moved_bytes()[known])
         np.minimum.at(first, communicator, np.where(begin == NO_TIME_NS, _NEVER, begin))
         np.maximum.at(last, communicator, end)
     return Activity(operations, moved, np.where(first == _NEVER, NO_TIME_NS, first), last)
 
 
-def _begin_end(store: Store, rows: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _begin_end(store: Store, rows: AnyRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     stamp = rows["logged_at_ns"]
     begin, end = (reference_times(store, rows["process"], rows[name]) for name in ("start_ns", "end_ns"))
     return np.where(begin == NO_TIME_NS, stamp, begin), np.where(end == NO_TIME_NS, stamp, end)

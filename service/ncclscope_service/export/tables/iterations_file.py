@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together, first_positions
 from ncclscope_service.columns.table import AnyRows
-from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.selection import Selection, collective_keys
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import Column, OperationView, Values, rates, words_at
 from ncclscope_service.export.tables.operations_file import (
@@ -141,24 +142,24 @@ def write_efficiency(selection: Selection, path: Path) -> None:
 
 
 def _tables(selection: Selection) -> Iterator[pa.Table]:
-    seen: set[tuple[int, int]] = set()
+    seen: set[int] = set()
     for rows in selection.operations.slices():
         view = OperationView(selection.store, _once_each(selection.store, rows, seen))
         yield from (table for table in _tables_of(view) if len(table))
 
 
-def _once_each(store: Store, rows: AnyRows, seen: set[tuple[int, int]]) -> Columns:
+def _once_each(store: Store, rows: AnyRows, seen: set[int]) -> Columns:
     """The measured rows with each collective once, whichever rank comes first; pairs by their Send."""
-    measured: Columns = rows[np.isfinite(rows["busbw"])]
-    view = OperationView(store, measured)
-    is_collective = view.is_op(IS_COLLECTIVE) & (measured["coll_seq"] >= 0)
-    found, (communicators, sequences) = np.flatnonzero(is_collective), (view.communicators(), measured["coll_seq"])
+    measured = np.flatnonzero(np.isfinite(rows["busbw"]))
+    view = OperationView(store, row_ops.take_columns(rows, measured, ("member", "template", "coll_seq")))
+    communicators, sequences = view.communicators(), view.rows["coll_seq"]
+    found = np.flatnonzero(view.is_op(IS_COLLECTIVE) & (sequences >= 0))
     first = found[first_positions(distinct_together(communicators[found], sequences[found])[1])]
-    keys = list(zip(communicators[first].tolist(), sequences[first].tolist(), strict=True))
+    keys = collective_keys(communicators[first], sequences[first]).tolist()
     chosen = first[np.array([key not in seen for key in keys], dtype=np.bool_)]
     seen.update(keys)
-    sends = np.nonzero(view.is_op(IS_SEND))[0]
-    once: Columns = measured[np.sort(np.concatenate([chosen, sends]))]
+    sends = np.flatnonzero(view.is_op(IS_SEND))
+    once: Columns = rows[measured[np.sort(np.concatenate([chosen, sends]))]]
     return once
 
 
@@ -187,8 +188,17 @@ def limits_by_reference(view: OperationView) -> dict[LimitReference, NDArray[np.
 
 def _tables_of(view: OperationView) -> Iterator[pa.Table]:
     """One table per reference."""
+    arrays = {name: operation_column(view, name).arrow(pa.string()) for name in ("job", "comm_id", "op")}
+    arrays["collective_id"] = collective_ids(view)
     for reference, limit in limits_by_reference(view).items():
-        yield _table(view, reference, limit)
+        has_limit = np.isfinite(limit) & (limit > 0)
+        of_reference = {
+            "reference": words_at(np.full(len(limit), reference.value), LIMIT_REFERENCES).arrow(pa.string()),
+            "limit_bytes_per_second": rates(limit).arrow(pa.float64()),
+            "efficiency_ratio": rates(view.rows["busbw"] / np.where(has_limit, limit, np.nan)).arrow(pa.float64()),
+        }
+        table = pa.table({name: (arrays | of_reference)[name] for name in schema.EFFICIENCY.names})
+        yield table.filter(pa.array(has_limit))
 
 
 def _series_rows(view: OperationView) -> Columns:
@@ -209,16 +219,3 @@ def _series_rows(view: OperationView) -> Columns:
 
 def _series_keys(communicator: Values, op: Values, size_class: Values) -> NDArray[np.int64]:
     return (communicator.astype(np.int64) * 256 + op.astype(np.int64)) * 256 + size_class.astype(np.int64)
-
-
-def _table(view: OperationView, reference: LimitReference, limit: NDArray[np.float64]) -> pa.Table:
-    has_limit = np.isfinite(limit) & (limit > 0)
-    columns = {name: operation_column(view, name) for name in ("job", "comm_id", "op")}
-    columns["reference"] = words_at(np.full(len(limit), reference.value), LIMIT_REFERENCES)
-    columns["limit_bytes_per_second"] = rates(limit)
-    columns["efficiency_ratio"] = rates(view.rows["busbw"] / np.where(has_limit, limit, np.nan))
-    arrays = [
-        collective_ids(view) if field.name == "collective_id" else columns[field.name].arrow(field.type)
-        for field in schema.EFFICIENCY
-    ]
-    return pa.Table.from_arrays(arrays, names=schema.EFFICIENCY.names).filter(pa.array(has_limit))
