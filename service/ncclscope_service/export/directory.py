@@ -104,7 +104,7 @@ WRITERS: Final[dict[str, Writer]] = {
     ),
     "iterations.parquet": lambda content, path: write_iterations(content.selection, path, content.totals.iterations),
     "step_budget.parquet": lambda content, path: write_step_budget(content.selection, path, content.totals.budget),
-    "expected_times.parquet": lambda content, path: write_expected_times(content.selection, path),
+    "expected_times.parquet": lambda content, path: write_expected_times(content.selection, path, content.totals),
     "calibration.json": _json_writer(lambda content: calibration_document(content.selection, content.totals)),
     "efficiency.parquet": lambda content, path: write_efficiency(content.selection, path),
     "traffic.parquet": lambda content, path: write_traffic(content.traffic, path),

@@ -26,7 +26,6 @@ from ncclscope_service.export.totals import Calls, Group, Total, Totals, op_name
 from ncclscope_service.job.iterations import summarise
 from ncclscope_service.job.step_budget import MeanStep, mean_step
 from ncclscope_service.job.utilization import Utilization, utilization_of
-from ncclscope_service.measure.latency_advice import LatencyAdvice, latency_advice
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.rollup.usage import Signature
@@ -98,22 +97,6 @@ def mean_steps(selection: Selection, sums: Totals) -> list[MeanStep]:
     job_of = jobs[sums.budget.rows["process"]] if len(sums.budget.rows) else np.empty(0, dtype=object)
     found = [mean_step(sums.budget, job, job_of == job) for job in selection.jobs]
     return [step for step in found if step is not None]
-
-
-def advice_of(selection: Selection) -> list[tuple[str, LatencyAdvice]]:
-    """By job, what would be faster than its transfers that are bound by latency."""
-    rows = collective_rows(selection)
-    return [(job, each) for job in selection.jobs for each in latency_advice(selection.store, job, rows)]
-
-
-def collective_rows(selection: Selection) -> Columns:
-    """The selected rows.COLLECTIVE, with the columns that estimates need."""
-    part = selection.collectives
-    names = ("communicator", "op", "message_bytes", "transfer_ns", "busbw", "end_true_ns")
-    found: Columns = np.empty(len(part), np.dtype([(name, part.rows.dtype[name]) for name in names]))
-    for name in names:
-        found[name] = part.column(name)
-    return found
 
 
 def utilizations(selection: Selection, sums: Totals) -> list[Utilization]:
@@ -355,7 +338,7 @@ def summary_document(
             {"job": job, **asdict(of)} for job in selection.jobs if (of := store.expected_step_of(job)) is not None
         ],
         "utilization": [asdict(each) for each in utilizations(selection, sums)],
-        "latency_bound": [{"job": job, **asdict(each)} for job, each in advice_of(selection)],
+        "latency_bound": [{"job": job, **asdict(each)} for job, each in sums.advice],
         "signatures": signatures_document(selection, sums),
         "inspector": inspector_document(selection),
         "communicators": len(selection.communicators),

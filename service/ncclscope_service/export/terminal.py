@@ -24,7 +24,6 @@ from ncclscope_service.export.summary import (
     LEAST_SHARE,
     NOT_RECORDED,
     PART_WORDS,
-    advice_of,
     capture_notes,
     captured_ratio,
     expected_step_text,
@@ -125,7 +124,7 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
     for job in selection.jobs:
         if (expected := selection.store.expected_step_of(job)) is not None:
             said.append((job, expected_step_text(expected)))
-    said += [(job, f"bound by latency: {advice_text(each)}") for job, each in advice_of(selection)]
+    said += [(job, f"bound by latency: {advice_text(each)}") for job, each in sums.advice]
     for job, sentence in said:
         yield _printable(f"{job}: {sentence}" if len(selection.jobs) > 1 else sentence)
     if waited := waited_for_rows(selection):

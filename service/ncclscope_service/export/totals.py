@@ -19,6 +19,8 @@ from ncclscope_service.export.tables.columns import OperationView
 from ncclscope_service.export.tables.iterations_file import selected_budget, selected_iterations
 from ncclscope_service.export.tables.operations_file import operation_column
 from ncclscope_service.job.step_budget import StepBudget
+from ncclscope_service.measure.expected_times import JobEstimator
+from ncclscope_service.measure.latency_advice import LatencyAdvice, latency_advice
 from ncclscope_service.rollup.usage import Signature, Traffic, signature_of
 from ncclscope_service.store.rows import Match, TimingSource, timing_sources
 from ncclscope_wire.batch import Columns
@@ -179,6 +181,10 @@ class Totals:
     """By communicator index."""
     calls: Mapping[tuple[str, str | None], Calls]
     """Of one rank in one iteration, by operation and parallelism."""
+    estimators: Mapping[str, JobEstimator]
+    """By job: how long transfers should take."""
+    advice: list[tuple[str, LatencyAdvice]]
+    """By job, what would be faster than its transfers that are bound by latency."""
 
     def all(self) -> Total:
         """The sum of everything."""
@@ -205,6 +211,7 @@ def totals(selection: Selection) -> Totals:
             by_group.setdefault(group, Total()).add(total)
         begin += len(rows)
     iterations = selected_iterations(selection)
+    store, collectives = selection.store, collective_rows(selection)
     return Totals(
         by_group,
         {kind: int(match[kind]) for kind in Match},
@@ -212,7 +219,19 @@ def totals(selection: Selection) -> Totals:
         selected_budget(selection, iterations),
         signatures(selection),
         calls_per_iteration(selection),
+        {job: JobEstimator(store, job, collectives) for job in selection.jobs},
+        [(job, each) for job in selection.jobs for each in latency_advice(store, job, collectives)],
     )
+
+
+def collective_rows(selection: Selection) -> Columns:
+    """The selected rows.COLLECTIVE, with the columns that estimates need."""
+    part = selection.collectives
+    names = ("communicator", "op", "message_bytes", "transfer_ns", "busbw", "end_true_ns")
+    found: Columns = np.empty(len(part), np.dtype([(name, part.rows.dtype[name]) for name in names]))
+    for name in names:
+        found[name] = part.column(name)
+    return found
 
 
 def first_of_launch(launches: NDArray[np.number]) -> NDArray[np.bool_]:

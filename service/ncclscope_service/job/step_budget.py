@@ -108,9 +108,8 @@ def step_budget(store: Store, operations: AnyRows, iterations: Columns) -> StepB
     kinds = [communicator.parallelism for communicator in store.communicators]
     names = tuple(sorted({kind for kind in kinds if kind is not None}))
     known = np.flatnonzero((operations["match"] == Match.MATCHED) & (operations["kernel"] >= store.kernels.first))
-    taken = row_ops.take_columns(operations, known, OPERATION_COLUMNS)
-    taken = taken[first_positions(taken["kernel"])]  # operations of a group share its kernel
-    taken = row_ops.concat([taken, _replays(store)])
+    known = known[first_positions(operations["kernel"][known])]  # operations of a group share its kernel
+    taken = row_ops.concat([row_ops.take_columns(operations, known, OPERATION_COLUMNS), _replays(store)])
     kernels = store.kernels.take(taken["kernel"], "template", "start_ns", "end_ns")
     start, end = kernels["start_ns"].astype(np.int64), kernels["end_ns"].astype(np.int64)
     steps = _steps(iterations, taken, start)

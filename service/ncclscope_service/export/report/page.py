@@ -45,7 +45,6 @@ from ncclscope_service.export.report.tables import (
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
     NOT_RECORDED,
-    advice_of,
     capture_notes,
     captured_ratio,
     has_inspector,
@@ -413,7 +412,7 @@ def _communicated(selection: Selection, sums: Totals, figures: Figures) -> Itera
     yield from figures.communicated()
     yield operations_table(selection, sums, figures.next_table())
     yield from figures.sizes()
-    for job, each in advice_of(selection):
+    for job, each in sums.advice:
         yield f"<p>{escape(job)}, bound by latency: {escape(advice_text(each))}.</p>"
     yield from figures.per_rank()
     yield from figures.per_iteration()

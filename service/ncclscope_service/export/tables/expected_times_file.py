@@ -15,26 +15,24 @@ import pyarrow as pa
 
 from ncclscope_models.calibration import Calibration, ObservedStep, document_of
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.export.summary import collective_rows, mean_steps
+from ncclscope_service.export.summary import mean_steps
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.operations_file import write_slices
-from ncclscope_service.export.totals import Totals, op_name
+from ncclscope_service.export.totals import Totals, collective_rows, op_name
 from ncclscope_service.job.iterations import summarise
 from ncclscope_service.job.ranks import host_of_ranks
 from ncclscope_service.job.step_budget import MeanStep
 from ncclscope_service.job.utilization import gpu_of
-from ncclscope_service.measure.expected_times import JobEstimator, observed_transfers, transfer_times
-from ncclscope_wire.batch import Columns
+from ncclscope_service.measure.expected_times import observed_transfers
 
 
-def write_expected_times(selection: Selection, path: Path) -> None:
+def write_expected_times(selection: Selection, path: Path, sums: Totals) -> None:
     """Writes the file; it has no rows if no transfer was measured."""
-    rows, store = collective_rows(selection), selection.store
-    estimators = {job: JobEstimator(store, job, rows) for job in selection.jobs}
+    store = selection.store
     records: list[dict[str, object]] = []
-    for each in observed_transfers(rows):
+    for each in observed_transfers(collective_rows(selection)):
         communicator = store.communicators[each.communicator]
-        expected = estimators[communicator.job].expected(communicator, each.op, each.message_bytes)
+        expected = sums.estimators[communicator.job].expected(communicator, each.op, each.message_bytes)
         typical = None if expected is None else expected.typical_ns
         records.append(
             {
@@ -64,9 +62,8 @@ def write_expected_times(selection: Selection, path: Path) -> None:
 
 def calibration_document(selection: Selection, sums: Totals) -> dict[str, object]:
     """What the run has shown of its machine, by job."""
-    rows = collective_rows(selection)
     steps = {step.job: step for step in mean_steps(selection, sums)}
-    return document_of([_calibration(selection, sums, job, rows, steps.get(job)) for job in selection.jobs])
+    return document_of([_calibration(selection, sums, job, steps.get(job)) for job in selection.jobs])
 
 
 def _network_cards(selection: Selection, job: str, hosts: set[str]) -> int | None:
@@ -75,7 +72,7 @@ def _network_cards(selection: Selection, job: str, hosts: set[str]) -> int | Non
     return found.pop() if len(found) == 1 else None
 
 
-def _calibration(selection: Selection, sums: Totals, job: str, rows: Columns, step: MeanStep | None) -> Calibration:
+def _calibration(selection: Selection, sums: Totals, job: str, step: MeanStep | None) -> Calibration:
     hosts = host_of_ranks(selection.store).get(job, {})
     on_hosts = set(Counter(hosts.values()).values())
     job_of = np.asarray(selection.store.process_job, dtype=object)
@@ -86,7 +83,7 @@ def _calibration(selection: Selection, sums: Totals, job: str, rows: Columns, st
         job=job,
         ranks=len(hosts),
         ranks_per_node=on_hosts.pop() if len(on_hosts) == 1 else None,
-        times=transfer_times(selection.store, job, rows),
+        times=sums.estimators[job].own,
         step=None
         if step is None
         else ObservedStep(

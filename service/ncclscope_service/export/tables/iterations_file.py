@@ -56,13 +56,10 @@ def selected_budget(selection: Selection, iterations: Columns) -> StepBudget:
     return step_budget(selection.store, _columns(selection, BUDGET_COLUMNS), iterations)
 
 
-def _columns(selection: Selection, names: Sequence[str]) -> Columns:
-    """These columns of the selected operations."""
-    part = selection.operations
-    operations: Columns = np.empty(len(part), np.dtype([(name, part.rows.dtype[name]) for name in names]))
-    for name in names:
-        operations[name] = part.column(name)
-    return operations
+def _columns(selection: Selection, names: Sequence[str]) -> AnyRows:
+    """The selected operations with these columns at least."""
+    rows, positions = selection.operations.rows, selection.operations.positions
+    return rows if positions is None else rows.take(positions, *names)
 
 
 def write_step_budget(selection: Selection, path: Path, budget: StepBudget) -> None:
