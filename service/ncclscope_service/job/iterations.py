@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import OperationsByProcess, distinct_together, group_by
+from ncclscope_service.columns.group_by import OperationsByProcess, distinct_together, distinct_values, group_by
 from ncclscope_service.columns.intervals import Coverage, Integers, Spans, union
 from ncclscope_service.columns.table import AnyRows, Ids
 from ncclscope_service.job.step_budget import MeanStep, mean_step, replays_of_their_own, step_budget
@@ -419,12 +419,13 @@ def _add_durations(found: Columns, place: NDArray[np.intp], times: Integers) -> 
 
 def _unlogged(store: Store) -> Columns:
     """Iterations of processes with marks and kernels, and without operations, whose communication is to be found."""
-    processes = np.setdiff1d(store.kernels.rows["process"], store.operations.rows["process"])
-    if not len(processes):
+    logged, processes = (set(distinct_values(of.rows["process"])) for of in (store.operations, store.kernels))
+    processes -= logged
+    if not processes:
         return np.zeros(0, ITERATION)
     marks = Iterations(store)
     marks.read_marks()
-    rows = row_ops.concat([np.zeros(0, ITERATION), *(marks.rows_of(process) for process in processes.tolist())])
+    rows = row_ops.concat([np.zeros(0, ITERATION), *(marks.rows_of(process) for process in sorted(processes))])
     return row_ops.filter_rows(rows, _is_recorded(store, rows))
 
 

@@ -11,7 +11,7 @@ from service.export.small_run import Builder, logs_only_run, small_run
 from ncclscope_service.export.directory import write_run
 from ncclscope_service.export.report.data import traffic_map
 from ncclscope_service.export.report.iterations import per_iteration
-from ncclscope_service.export.report.timeline import on_off, timeline
+from ncclscope_service.export.report.timeline import on_off, placed_kernels, timeline
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.tables import schema, traffic_file
@@ -93,12 +93,14 @@ def test_the_map_has_a_row_and_a_column_for_each_rank_and_null_where_nothing_was
 def test_what_is_not_recorded_has_no_figure() -> None:
     for store in (logs_only_run(with_stamps=True), Store()):
         selection = select(store)
-        assert on_off(selection) is timeline(selection) is per_iteration(selection) is None
+        kernels = placed_kernels(selection)
+        assert on_off(selection, kernels) is timeline(selection, kernels) is per_iteration(selection) is None
     assert traffic_map(measure_traffic(select(Store()))) is None
 
 
 def test_the_share_of_time_with_kernels_adds_up_to_their_time() -> None:
-    found = on_off(select(small_run()))
+    selection = select(small_run())
+    found = on_off(selection, placed_kernels(selection))
     assert found is not None
     assert found["ranks"] == ["0", "1", "2", "3"]
     width = found["seconds_per_bin"]
@@ -117,7 +119,8 @@ def test_iterations_sum_to_the_operations_that_lie_in_one() -> None:
 
 
 def test_the_timeline_tells_waiting_from_transfer_where_it_is_known() -> None:
-    found = timeline(select(small_run()))
+    selection = select(small_run())
+    found = timeline(selection, placed_kernels(selection))
     assert found is not None
     assert found["iterations"] == [0, 1]
     bars = found["ops"]["AllReduce"]  # type: ignore[index]

@@ -17,7 +17,7 @@ from ncclscope_service.export.report.iterations import (
     per_iteration,
     size_counts,
 )
-from ncclscope_service.export.report.timeline import kind_waits, labels, on_off, timeline, waits
+from ncclscope_service.export.report.timeline import kind_waits, labels, on_off, placed_kernels, timeline, waits
 from ncclscope_service.export.selection import Selection, processes_by_rank
 from ncclscope_service.export.summary import match_counts
 from ncclscope_service.export.tables.communicators_file import communicator_limits
@@ -81,6 +81,7 @@ MAX_CLOCKS: Final = 64
 
 def report_data(selection: Selection, sums: Totals, traffic: Traffic) -> dict[str, object]:
     """Everything that the figures show, as JSON has it; None if there is nothing to show."""
+    kernels = placed_kernels(selection)
     return {
         "mix": _mix(selection, sums),
         "sizes": size_counts(selection),
@@ -95,8 +96,8 @@ def report_data(selection: Selection, sums: Totals, traffic: Traffic) -> dict[st
         "match": match_counts(sums),
         "iterations": per_iteration(selection),
         "traffic": traffic_map(traffic),
-        "timeline": timeline(selection),
-        "on_off": on_off(selection),
+        "timeline": timeline(selection, kernels),
+        "on_off": on_off(selection, kernels),
         "clocks": _clocks(selection),
     }
 
@@ -283,7 +284,7 @@ def _alignment(selection: Selection) -> dict[str, object]:
     size = len(selection.store.processes)
     counts = np.zeros((size, len(Match)), dtype=np.int64)
     for rows in selection.operations.slices():
-        np.add.at(counts, (rows["process"], rows["match"]), 1)
+        counts += np.bincount(rows["process"] * len(Match) + rows["match"], minlength=counts.size).reshape(counts.shape)
     processes = processes_by_rank(selection)
     shown = counts[processes]
     verdicts = {match.name.lower().replace("_", " "): shown[:, match].tolist() for match in Match}

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.group_by import distinct
 from ncclscope_service.columns.intervals import covered_ns
 from ncclscope_service.export.json_files import reference_times
 from ncclscope_service.export.report.iterations import NOT_KNOWN, Bins
@@ -22,6 +23,7 @@ from ncclscope_service.export.tables.operations_file import operation_column
 from ncclscope_wire.terms import NO_TIME_NS, OPERATION_CODES
 
 Times = NDArray[np.int64]
+PlacedKernels: TypeAlias = tuple[Times, Times, Times, NDArray[np.intp]]
 
 ON_OFF_BINS: Final = 200
 MAX_ROWS: Final = 256
@@ -46,12 +48,12 @@ def labels(selection: Selection, processes: Sequence[int]) -> list[str]:
     ]
 
 
-def on_off(selection: Selection) -> dict[str, object] | None:
+def on_off(selection: Selection, kernels: PlacedKernels) -> dict[str, object] | None:
     """By rank, the share of each stretch of time in which an NCCL kernel ran; None if nothing was recorded.
 
     If a capture covers a part of a stretch the share is that of the part.
     """
-    process, start, end, _ = _kernels(selection)
+    process, start, end, _ = kernels
     if not len(start):
         return None
     begin, until = int(start.min()), int(end.max())
@@ -67,7 +69,7 @@ def on_off(selection: Selection) -> dict[str, object] | None:
     return {"ranks": names, "every": every, "seconds_per_bin": (until - begin) / 1e9 / ON_OFF_BINS, "share": share}
 
 
-def _kernels(selection: Selection) -> tuple[Times, Times, Times, NDArray[np.intp]]:
+def placed_kernels(selection: Selection) -> PlacedKernels:
     """Process, start and end on the reference clock, and row of the kernels that are on it; a duplicate counts once."""
     part, store = selection.kernels, selection.store
     process = part.column("process").astype(np.int64)
@@ -90,12 +92,12 @@ def _captured_ns(selection: Selection, process: int, borders: Times) -> Times:
     return covered_ns(start, end, borders)
 
 
-def timeline(selection: Selection) -> dict[str, object] | None:
+def timeline(selection: Selection, kernels: PlacedKernels) -> dict[str, object] | None:
     """Kernels of a few ranks over two iterations like most, or over the middle of the run if iterations are unknown.
 
     Times are in milliseconds since the window's begin; `wait` is null if it is not known.
     """
-    process, start, end, rows = _kernels(selection)
+    process, start, end, rows = kernels
     if not len(start):
         return None
     shown, names, every = lanes(selection, MAX_LANES)
@@ -146,7 +148,7 @@ def _window(selection: Selection) -> tuple[tuple[int, int] | None, list[int] | N
     )
     iteration = part.column("iteration").astype(np.int64)
     known = (iteration >= 0) & (start != NO_TIME_NS) & (end != NO_TIME_NS)
-    numbers, places = np.unique(iteration[known], return_inverse=True)
+    numbers, places = distinct(iteration[known])
     if len(numbers) < 3:
         return None, None
     begins = np.full(len(numbers), np.iinfo(np.int64).max)
@@ -294,9 +296,9 @@ def _add_waits(
     """Each launch once would be exact; operations that share one have the same wait and duration, so shares agree."""
     wait, duration = operation_column(view, "wait_ns"), operation_column(view, "duration_ns")
     is_known = wait.is_known & duration.is_known & (place >= 0)
-    places = view.rows["process"][is_known], place[is_known]
-    np.add.at(waited, places, wait.values[is_known])
-    np.add.at(busy, places, duration.values[is_known])
+    places = (view.rows["process"].astype(np.int64) * waited.shape[1] + place)[is_known]
+    np.add.at(waited.reshape(-1), places, wait.values[is_known])  # ten times as fast as by pairs of places
+    np.add.at(busy.reshape(-1), places, duration.values[is_known])
 
 
 def _span(selection: Selection) -> tuple[int, int] | None:

@@ -133,6 +133,13 @@ def _ratio(found: Columns, name: str) -> NDArray[np.float64]:
 _SERIES_LIMITS = ((LimitReference.TOPOLOGY, "limit"), (LimitReference.BASELINE, "baseline"))
 
 
+_EFFICIENCY_COLUMNS = (
+    *("process", "template", "member", "coll_seq", "pair_seq", "kind_seq", "message_bytes"),
+    *("algorithm", "protocol", "busbw", "limit", "limit_reference"),
+)
+"""Columns of operations that are read."""
+
+
 def write_efficiency(selection: Selection, path: Path) -> None:
     """Writes the file; it has no rows if nothing was measured or nothing has a limit."""
     write_slices(_tables(selection), schema.EFFICIENCY, path)
@@ -156,8 +163,7 @@ def _once_each(store: Store, rows: AnyRows, seen: set[int]) -> Columns:
     chosen = first[np.array([key not in seen for key in keys], dtype=np.bool_)]
     seen.update(keys)
     sends = np.flatnonzero(view.is_op(IS_SEND))
-    once: Columns = rows[measured[np.sort(np.concatenate([chosen, sends]))]]
-    return once
+    return row_ops.take_columns(rows, measured[np.sort(np.concatenate([chosen, sends]))], _EFFICIENCY_COLUMNS)
 
 
 def limits_by_reference(view: OperationView) -> dict[LimitReference, NDArray[np.float64]]:
@@ -166,7 +172,7 @@ def limits_by_reference(view: OperationView) -> dict[LimitReference, NDArray[np.
     The limit that stands in the operation's own row goes before the series'.
     """
     own = view.rows["limit_reference"]
-    series = _series_rows(view)
+    series = _series_limits(view)
     model = limits.busbw_by_model(view.store, view.rows)
     measured = limits.busbw_by_baseline(view.store, view.rows)
     found: dict[LimitReference, NDArray[np.float64]] = {}
@@ -198,11 +204,9 @@ def _tables_of(view: OperationView) -> Iterator[pa.Table]:
         yield table.filter(pa.array(has_limit))
 
 
-def _series_rows(view: OperationView) -> Columns:
-    """The series of each row; NaN limits if it has none."""
+def _series_limits(view: OperationView) -> dict[str, NDArray[np.float64]]:
+    """The limits of the series of each row; NaN if it has none."""
     series = view.store.series.rows
-    missing = np.zeros(1, dtype=series.dtype)
-    missing["limit"] = missing["baseline"] = np.nan
     keys = _series_keys(series["communicator"], series["op"], series["size_class"])
     order = np.argsort(keys)
     size_class = classify(view.rows["message_bytes"])
@@ -210,8 +214,8 @@ def _series_rows(view: OperationView) -> Columns:
     asked = _series_keys(view.communicators(), codes.values, size_class)
     places = np.searchsorted(keys[order], asked)
     is_found = np.append(keys[order], -1)[places] == asked
-    found: Columns = np.append(series.copy(), missing)[np.where(is_found, np.append(order, 0)[places], len(series))]
-    return found
+    at = np.where(is_found, np.append(order, 0)[places], len(series))
+    return {name: np.append(series[name], np.nan)[at] for _, name in _SERIES_LIMITS}
 
 
 def _series_keys(communicator: Values, op: Values, size_class: Values) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import group_by
+from ncclscope_service.columns.group_by import distinct, distinct_together, group_by
 from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.export.json_files import reference_times
 from ncclscope_service.export.selection import Part, Selection
@@ -113,8 +113,8 @@ def is_duplicate(part: Part) -> NDArray[np.bool_]:
     """
     columns = {name: part.column(name).astype(np.int64) for name in ("process", "source")}
     duplicate = np.zeros(len(part), dtype=np.bool_)
-    exports = np.unique(columns["process"] << 32 | columns["source"])
-    if len(np.unique(exports >> 32)) == len(exports):
+    (processes, _), _ = distinct_together(columns["process"], columns["source"])
+    if len(distinct(processes)[0]) == len(processes):
         return duplicate  # every process has one export
     columns |= {name: part.column(name).astype(np.int64) for name in ("correlation_id", "start_ns")}
     order = np.lexsort([columns[name] for name in ("source", "start_ns", "correlation_id", "process")])
@@ -145,11 +145,10 @@ def kernel_totals(selection: Selection) -> list[KernelTotal]:
     start, end = part.column("start_ns").astype(np.int64)[kept], part.column("end_ns").astype(np.int64)[kept]
     is_whole = ~part.column("censored").astype(np.bool_)[kept] & (start != NO_TIME_NS) & (end != NO_TIME_NS)
     found: list[KernelTotal] = []
-    for name in np.unique(names).tolist():
-        ours = names == name
-        whole = (end - start)[ours & is_whole]
+    for name, ours in group_by(names):
+        whole = (end - start)[ours[is_whole[ours]]]
         total, median = (int(whole.sum()), round(float(np.median(whole)))) if len(whole) else (None, None)
-        found.append(KernelTotal(store.strings[name], int(np.count_nonzero(ours)), total, median))
+        found.append(KernelTotal(store.strings[name], len(ours), total, median))
     return sorted(found, key=lambda each: -(each.duration_ns or 0))
 
 

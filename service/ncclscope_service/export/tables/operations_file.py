@@ -435,7 +435,8 @@ def _last_rank(view: OperationView) -> Column:
     near = np.flatnonzero((measured >= 0) & (measured <= keys.max(initial=-1)))
     place = np.searchsorted(keys, measured[near])
     is_met = keys[place] == measured[near]
-    place, seat = place[is_met], of_seats.of_last(table[near[is_met]])
+    last_came = table.take(near[is_met], "communicator", "last_rank", "ranks_seen", "blame_ns")
+    place, seat = place[is_met], of_seats.of_last(last_came)
     last[place] = rank = np.append(of_seats.global_rank, NO_NUMBER)[seat]
     last[place[last[place] != rank]] = NO_NUMBER
     return numbers(last[of_row])
@@ -477,9 +478,9 @@ def _confidence(view: OperationView) -> Column:
 
 
 def _bottleneck(view: OperationView) -> Column:
-    distinct, places = np.unique(view.rows["bottleneck"], return_inverse=True)
+    found, places = distinct(view.rows["bottleneck"])
     strings = view.store.strings
-    return optional_words_at(places, [strings[index] if index >= 0 else None for index in distinct.tolist()])
+    return optional_words_at(places, [strings[index] if index >= 0 else None for index in found.tolist()])
 
 
 _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {

@@ -115,7 +115,7 @@ class ProcessTrace:
         ends = shown_times(self.store, ours.column("process"), ours.column("end_ns"))
         lengths = np.where(ours.column("end_ns") == NO_TIME_NS, 0, np.maximum(ends - starts, 0))
         for chosen in _batches(np.lexsort([-lengths, starts])):
-            names = words([self.store.strings[text] for text in ours.take(chosen)["text"].tolist()])
+            names = words([self.store.strings[text] for text in ours.column("text")[chosen].tolist()])
             begins, spans = starts[chosen], lengths[chosen]
             placed = PlacedSlices(_NVTX, np.arange(len(chosen)), begins, begins + spans)
             (tid,) = tracks.place([placed], nests=True)
