@@ -37,11 +37,16 @@ def distinct(values: Integers) -> tuple[Integers, NDArray[np.intp]]:
     if largest - least > max(_LEAST_RANGE, _RANGE_PER_VALUE * len(values)):
         found, inverse = np.unique(values, return_inverse=True)
         return found, inverse
-    offsets = values.astype(np.int64) - least
-    present = np.flatnonzero(np.bincount(offsets))
-    place = np.empty(largest - least + 1, np.intp)
-    place[present] = np.arange(len(present))
-    return (present + least).astype(values.dtype), place[offsets]
+    offsets = values.astype(np.intp)
+    offsets -= least
+    is_present = np.zeros(largest - least + 1, np.bool_)
+    is_present[offsets] = True
+    present = np.flatnonzero(is_present)
+    if len(present) < len(is_present):
+        place = np.empty(len(is_present), np.intp)
+        place[present] = np.arange(len(present))
+        offsets = place[offsets]
+    return (present + least).astype(values.dtype), offsets
 
 
 def distinct_together(*columns: Integers) -> tuple[list[Integers], NDArray[np.intp]]:
