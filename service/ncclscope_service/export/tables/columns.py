@@ -40,13 +40,14 @@ class Column:
 
     def arrow(self, kind: pa.DataType) -> pa.Array:
         """The column as an arrow array of that type; words come dictionary-encoded."""
+        unknown = None if self.is_known.all() else ~self.is_known
         if self.words is None:
-            return pa.array(self.values, mask=~self.is_known).cast(kind)
+            return pa.array(self.values, mask=unknown).cast(kind)
         values, words = self.values, self.words
         if len(words) > _MANY_WORDS:
             used, values = distinct(np.where(self.is_known, values, 0).astype(np.int64))
             words = words if len(used) == len(words) else tuple(map(words.__getitem__, used.tolist()))
-        indices = pa.array(values.astype(np.int32), mask=~self.is_known)
+        indices = pa.array(values.astype(np.int32, copy=False), mask=unknown)
         return pa.DictionaryArray.from_arrays(indices, pa.array(words, pa.string()))
 
     def objects(self) -> list[object]:
