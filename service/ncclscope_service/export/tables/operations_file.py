@@ -124,7 +124,7 @@ def collective_ids(view: OperationView) -> pa.Array:
     collectives that only NCCL Inspector tells of `<comm_id>:<op>:<coll_sn>`.
     """
     comm_id = _comm_id(view).arrow(pa.string()).cast(pa.string())
-    colon, arrow = pa.scalar(":", pa.string()), pa.scalar(">", pa.string())  # arrow is slow to guess the type
+    colon = pa.scalar(":", pa.string())  # arrow is slow to guess the type
     collective = pc.binary_join_element_wise(comm_id, _text(numbers(view.rows["coll_seq"])), colon)
     if (is_of_dumps := _is_of_dumps(view)).any():
         op = operation_column(view, "op").arrow(pa.string()).cast(pa.string())
@@ -133,14 +133,21 @@ def collective_ids(view: OperationView) -> pa.Array:
     is_pair = view.is_op(IS_PAIR)
     if not is_pair.any():
         return collective
+    pairs = row_ops.take_columns(view.rows, np.flatnonzero(is_pair), ("member", "template", "pair_seq"))
+    return pc.replace_with_mask(collective, pa.array(is_pair), _pair_ids(OperationView(view.store, pairs)))
+
+
+def _pair_ids(view: OperationView) -> pa.Array:
+    """`<comm_id>:<sender>><receiver>:<k>` of each Send and Recv."""
+    comm_id = _comm_id(view).arrow(pa.string()).cast(pa.string())
+    colon, arrow = pa.scalar(":", pa.string()), pa.scalar(">", pa.string())
     is_send = view.is_op(IS_SEND)
     own, peer = _comm_rank(view), _peer(view)
-    is_known = own.is_known & peer.is_known & is_pair
+    is_known = own.is_known & peer.is_known
     sender = Column(np.where(is_send, own.values, peer.values), is_known)
     receiver = Column(np.where(is_send, peer.values, own.values), is_known)
     ranks = pc.binary_join_element_wise(_text(sender), _text(receiver), arrow)
-    pair = pc.binary_join_element_wise(comm_id, ranks, _text(numbers(view.rows["pair_seq"])), colon)
-    return pc.if_else(pa.array(is_pair), pair, collective)
+    return pc.binary_join_element_wise(comm_id, ranks, _text(numbers(view.rows["pair_seq"])), colon)
 
 
 @dataclass(frozen=True, slots=True)
