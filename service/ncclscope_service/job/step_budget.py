@@ -180,11 +180,13 @@ class _Lanes:
 
 def _steps(iterations: Columns, taken: Columns, start: Integers) -> Columns:
     """STEP_PART rows of whole steps, with begin and duration on the GPU; the rest is not filled in."""
-    keys = taken["process"].astype(np.int64) << 32 | taken["iteration"].astype(np.int64)
     numbered = np.flatnonzero(taken["iteration"] != NO_NUMBER)
-    order = numbered[np.lexsort((start[numbered], keys[numbered]))]
-    known, at = np.unique(keys[order], return_index=True)
-    first = np.append(start[order][at], NO_TIME_NS)
+    (process, iteration), place = distinct_together(
+        *(taken[name][numbered].astype(np.int64) for name in ("process", "iteration"))
+    )
+    known = process << 32 | iteration
+    first = np.append(np.full(len(known), np.iinfo(np.int64).max), NO_TIME_NS)
+    np.minimum.at(first, place, start[numbered])
 
     def begins(asked: Integers) -> Integers:
         places = np.searchsorted(known, asked)
@@ -276,11 +278,12 @@ def budget(
         running = _running(runs[2][of], runs[3][of], len(times))
         at = np.flatnonzero(running)
         # Equal shares of whole nanoseconds: what this label adds to the share of all labels up to it.
-        ours, theirs = lengths[at] * (before + running)[at] // at_once[at], lengths[at] * before[at] // at_once[at]
+        until = before[at] + running[at]
+        amounts = lengths[at] * until // at_once[at] - lengths[at] * before[at] // at_once[at]
+        before[at] = until
         hidden = is_busy[at]
-        add(label // len(Part) * len(Part) + Part.HIDDEN, at[hidden], (ours - theirs)[hidden])
-        add(label, at[~hidden], (ours - theirs)[~hidden])
-        before += running
+        add(label // len(Part) * len(Part) + Part.HIDDEN, at[hidden], amounts[hidden])
+        add(label, at[~hidden], amounts[~hidden])
     order = sorted(found)
     return np.asarray(order, np.int64), np.stack([found[label] for label in order], axis=1)
 
