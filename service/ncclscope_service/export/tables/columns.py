@@ -43,7 +43,12 @@ class Column:
         unknown = None if self.is_known.all() else ~self.is_known
         if self.words is None:
             return pa.array(self.values, mask=unknown).cast(kind)
-        values, words = self.values, self.words
+        values, words = self.values, tuple(dict.fromkeys(self.words))
+        if len(words) < len(self.words):
+            # Of a dictionary in which a word stands twice, the writer of parquet makes no use, and what its page has
+            # behind the last word is whatever was in memory.
+            places = {word: place for place, word in enumerate(words)}
+            values = np.array([places[word] for word in self.words])[np.where(self.is_known, values, 0)]
         if len(words) > _MANY_WORDS:
             used, values = distinct(np.where(self.is_known, values, 0).astype(np.int64))
             words = words if len(used) == len(words) else tuple(map(words.__getitem__, used.tolist()))
