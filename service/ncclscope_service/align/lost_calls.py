@@ -14,7 +14,7 @@ program that does not repeat its texts is left as it is.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, lgamma, log, log1p
@@ -31,7 +31,10 @@ from ncclscope_wire.terms import NO_NUMBER
 
 _FIRST_LOOK: Final = 256
 _LAST_LOOK: Final = 4096
-"""Calls in which a program is looked for: at first, and after as often doubling it at last."""
+_LAST_LOOK_FURTHER: Final = 16_384
+"""Calls in which a program is looked for: at first, and after as often doubling it at last; and at last one of which
+that is a part.
+"""
 _STEPS: Final = 4
 _STEPS_PER_LOSS: Final = 100.0
 """Steps from which it is learnt, at least, and more of them if lines were lost: most of them must have a line of each
@@ -85,6 +88,8 @@ class _Program:
     symbols: list[int]
     places: dict[int, list[int]]
     """By symbol, ascending."""
+    _twice: NDArray[np.int64]
+    """The symbols, and once more behind them."""
     _found: dict[tuple[int | None, bool, bytes], tuple[int | None, bool, list[int]]] = field(
         default_factory=dict[tuple[int | None, bool, bytes], tuple[int | None, bool, list[int]]]
     )
@@ -95,7 +100,7 @@ class _Program:
         places: dict[int, list[int]] = {}
         for place, symbol in enumerate(symbols):
             places.setdefault(symbol, []).append(place)
-        return cls(symbols, places)
+        return cls(symbols, places, np.asarray(2 * symbols, np.int64))
 
     def ahead(self, symbol: int, place: int) -> list[int]:
         """How many calls are between a place and each of the next ones of a symbol, in order; few of them."""
@@ -110,9 +115,14 @@ class _Program:
 
     def agreeing(self, symbols: NDArray[np.int64], place: int) -> int:
         """How many calls are those that come behind a place, from the first one on."""
-        begin = (place + 1) % len(self.symbols)
-        differs = np.flatnonzero(symbols != np.resize(np.roll(self.symbols, -begin), len(symbols)))
-        return int(differs[0]) if len(differs) else len(symbols)
+        length = len(self.symbols)
+        place = (place + 1) % length
+        for begin in range(0, len(symbols), length):
+            compared = symbols[begin : begin + length]
+            differs = compared != self._twice[place : place + len(compared)]
+            if differs.any():
+                return begin + int(differs.argmax())
+        return len(symbols)
 
     def skipped(
         self, place: int | None, symbols: NDArray[np.int64], *, is_strange: bool
@@ -164,6 +174,8 @@ class Filled:
     is_lost: NDArray[np.bool_]
     amount: int
     """How many of the rows that were given these are; what is behind them is not known yet."""
+    missed: list[Columns] = field(default_factory=list[Columns])
+    """Calls that were lost among earlier ones, as a longer program shows; a row each."""
 
     @property
     def following(self) -> NDArray[np.intp]:
@@ -313,7 +325,11 @@ class LostCalls:
     _walk: _Walk | None = None
     """None while there is no program."""
     _look: int | None = _FIRST_LOOK
-    """Calls at which a program is looked for; None: there is none."""
+    """Calls at which a program is looked for, or a longer one; None: no more."""
+    _passed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """The calls since the program was learnt, while a longer one may be."""
+    _lost: Counter[int] = field(default_factory=Counter[int])
+    """Those lost among them, by symbol."""
 
     def __post_init__(self) -> None:
         self._index = CombinationIndex(self.names)
@@ -337,6 +353,7 @@ class LostCalls:
         """Calls were given up before they were looked at."""
         if self._walk is not None:
             self._walk.place = None
+            self._passed, self._lost = self._passed[:0], Counter()
 
     def fill(self, rows: Columns, *, final: bool) -> Filled:
         """A thread's next calls as far as they are known by now; all of them with `final`."""
@@ -345,6 +362,7 @@ class LostCalls:
         symbols = self._numbers(rows)
         before: list[int] = []
         lost: list[int] = []
+        missed: list[int] = []
         end = 0
         while end < len(rows):
             if self._walk is None:
@@ -357,12 +375,18 @@ class LostCalls:
                 break
             before += [end + each for each in own_before]
             lost += own_lost
+            if self._look is not None:
+                self._passed = np.append(self._passed, symbols[end : end + amount])
+                self._lost.update(own_lost)
             end += amount
-            if self._walk.seen >= _REMEMBERED and not self._walk.judge():
-                self._walk, self._look = None, _FIRST_LOOK
+            if self._walk.seen >= _REMEMBERED:
+                if not self._walk.judge():
+                    self._walk, self._look = None, _FIRST_LOOK
+                elif self._look is not None and len(self._passed) >= 2 * self._look:
+                    missed += self._look_further()
         every = row_ops.concat([rows[:end], *(self._like[symbol] for symbol in lost)])
         order = np.argsort(np.concatenate([np.arange(end), np.asarray(before) - 0.5]), kind="stable")
-        return Filled(row_ops.take(every, order), order >= end, end)
+        return Filled(row_ops.take(every, order), order >= end, end, [self._like[symbol] for symbol in missed])
 
     def _numbers(self, rows: Columns) -> NDArray[np.int64]:
         known = len(self._index)
@@ -376,19 +400,45 @@ class LostCalls:
         """A walk along the program of the first of these, all that are not filled; None if none was found."""
         while self._look is not None and (final or len(symbols) >= self._look):
             amount = min(len(symbols), self._look)
-            is_last = amount >= _LAST_LOOK or (final and amount == len(symbols))
-            for texts, lost in _programs_of(symbols[:amount], is_last=is_last):
-                program = _Program.of(texts.tolist())
-                trial = _Walk(program, lost_share=max(_LEAST_LOST, lost))
-                _, before, _ = trial.find_lost(symbols[:amount], judged_after=amount, final=True)
-                # A microbatch is the program only of steps that are too long for it.
-                missing = len(before) + (0 if is_last else trial.left_out)
-                if missing <= (2 * lost + _MORE_LOST) * amount and trial.strange <= _MOST_STRANGE * amount:
-                    return _Walk(program, lost_share=max(_LEAST_LOST, lost))
+            found = _walked(symbols[:amount], is_last=amount >= _LAST_LOOK or (final and amount == len(symbols)))
+            if found is not None:
+                self._passed, self._lost = symbols[:0], Counter()
+                return _Walk(found[0].program, lost_share=found[0].lost_share)
             if final and amount == len(symbols):
                 return None
             self._look = 2 * self._look if self._look < _LAST_LOOK else None
         return None
+
+    def _look_further(self) -> list[int]:
+        """Goes over to a longer program of which the one so far is a part, if the calls that passed it have one.
+
+        Gives those that were lost among them and not found by the shorter one.
+        """
+        assert self._walk is not None
+        self._look = 2 * self._look if self._look and 2 * self._look < _LAST_LOOK_FURTHER else None
+        missed = Counter[int]()
+        if not np.isin(self._passed, self._walk.program.symbols).all():
+            found = _walked(self._passed, is_last=self._look is None)
+            if found is not None and len(found[0].program.symbols) > self.step:
+                self._walk = found[0]
+                self._walk.strange = self._walk.seen = self._walk.lost = 0
+                missed = Counter(found[1]) - self._lost
+                self._lost = Counter(found[1])
+        if self._look is None:
+            self._passed, self._lost = self._passed[:0], Counter()
+        return sorted(missed.elements())
+
+
+def _walked(symbols: NDArray[np.int64], *, is_last: bool) -> tuple[_Walk, list[int]] | None:
+    """The walk through all of these along their program, and what was lost of them; None if they have none."""
+    for texts, lost in _programs_of(symbols, is_last=is_last):
+        walk = _Walk(_Program.of(texts.tolist()), lost_share=max(_LEAST_LOST, lost))
+        _, _, missing = walk.find_lost(symbols, judged_after=len(symbols), final=True)
+        # A microbatch is the program only of steps that are too long for it.
+        left_out, most_strange = (0, _MOST_STRANGE * len(symbols)) if is_last else (walk.left_out, 0)
+        if len(missing) + left_out <= (2 * lost + _MORE_LOST) * len(symbols) and walk.strange <= most_strange:
+            return walk, missing
+    return None
 
 
 def _programs_of(symbols: NDArray[np.int64], *, is_last: bool) -> Iterator[tuple[NDArray[np.int64], float]]:

@@ -97,6 +97,10 @@ class _Lines:
         if self.calls.step and filled.amount:
             is_alone = ~np.isin(following, self._note(filled))
             lost, following = row_ops.filter_rows(lost, is_alone), following[is_alone]
+        if filled.missed:
+            last = filled.rows["id"][~filled.is_lost][-1]
+            lost = row_ops.concat([lost, *filled.missed])
+            following = np.append(following, np.full(len(filled.missed), last))
         return lost, following
 
     def _note(self, filled: Filled) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -79,6 +81,28 @@ def test_what_an_evaluation_lost_itself_is_still_put_in() -> None:
     whole = _rows((_FORWARD + _BACKWARD) * 50 + _FORWARD * 12 + (_FORWARD + _BACKWARD) * 10)
     gone = [1100 + 10 * nth + nth % 8 + 1 for nth in range(0, 12, 3)]
     assert _filled(np.delete(whole, gone)).rows["text"].tolist() == whole["text"].tolist()
+
+
+@pytest.mark.parametrize(("microbatches", "lost"), [(8, 0.0), (8, 0.01), (40, 0.01)])
+def test_calls_at_the_end_of_a_step_are_of_the_program_however_many_microbatches_it_has(
+    microbatches: int, lost: float
+) -> None:
+    """The first calls are those of microbatches alone, which are a program too: lost ones are counted afterwards."""
+    end = [60, 61, 62, 63, 64]
+    whole = _rows(((_FORWARD + _BACKWARD) * microbatches + end) * (1000 // microbatches))
+    gone = np.random.default_rng(microbatches).random(len(whole)) < lost
+    gone[[0, -1]] = False
+    calls, waiting = LostCalls(("text",)), whole[:0]
+    found = Counter[int]()
+    for begin in range(0, len(whole), 100):
+        waiting = row_ops.concat([waiting, whole[begin : begin + 100][~gone[begin : begin + 100]]])
+        filled = calls.fill(waiting, final=begin + 100 >= len(whole))
+        found.update(filled.rows["text"][filled.is_lost].tolist())
+        found.update(int(each["text"][0]) for each in filled.missed)
+        waiting = waiting[filled.amount :]
+    assert calls.step == len((_FORWARD + _BACKWARD) * microbatches + end)
+    assert sum(abs(found[text] - np.count_nonzero(whole["text"][gone] == text)) for text in end) == 0
+    assert abs(sum(found.values()) - np.count_nonzero(gone)) <= 0.1 * np.count_nonzero(gone)
 
 
 def test_what_the_program_does_not_call_is_left_where_it_is() -> None:
