@@ -331,6 +331,7 @@ LOSSES: Final = {
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "TP4 DP2": {"tp": 4, "pp": 1, "dp": 2},
     "TP2 PP2 DP2": {"tp": 2, "pp": 2, "dp": 2},
+    "TP2 PP2 DP2, 290 calls": {"tp": 2, "pp": 2, "dp": 2, "layers": 4, "microbatches": 8},
     "FSDP8": {"tp": 1, "pp": 1, "dp": 8, "fsdp": True, "layers": 4},
     "EP4 DP8": {"tp": 1, "pp": 1, "dp": 8, "ep": 4, "layers": 4},
     "demo": {"nodes": 4, "gpus": 2, "order": "tp-pp-dp"},
@@ -358,7 +359,7 @@ def _cases(*, short: bool) -> Iterator[Case]:
         yield from (Case(first, loss, stamps=stamps, capture="duty:0.4") for loss in ("none", "1 %", "5 %"))
         logs = ("1 %", "5 %", "1 % torn pairs", "2 % in bursts", "10 s of a rank")
         yield from (Case(first, loss, stamps=stamps, capture="none") for loss in logs)
-        for shape in list(SHAPES)[1:5]:
+        for shape in list(SHAPES)[1:6]:
             yield from (Case(shape, loss, stamps=stamps) for loss in ("1 %", "5 %"))
             yield Case(shape, "1 %", stamps=stamps, capture="none")
     yield from (

@@ -124,6 +124,16 @@ class _Program:
                 return begin + int(differs.argmax())
         return len(symbols)
 
+    def leaves_over(self, symbols: NDArray[np.int64]) -> bool:
+        """Whether calls behind the first one of it are none of it, several in a row or one again and again.
+
+        Then it is a part of the program.
+        """
+        is_own = np.isin(symbols, self.symbols)
+        others = np.flatnonzero(~is_own)
+        others = others[others > is_own.argmax()]
+        return bool((np.diff(others) == 1).any()) or len(np.unique(symbols[others])) < len(others)
+
     def skipped(
         self, place: int | None, symbols: NDArray[np.int64], *, is_strange: bool
     ) -> tuple[int | None, bool, list[int]]:
@@ -417,7 +427,7 @@ class LostCalls:
         assert self._walk is not None
         self._look = 2 * self._look if self._look and 2 * self._look < _LAST_LOOK_FURTHER else None
         missed = Counter[int]()
-        if not np.isin(self._passed, self._walk.program.symbols).all():
+        if self._walk.program.leaves_over(self._passed):
             found = _walked(self._passed, is_last=self._look is None)
             if found is not None and len(found[0].program.symbols) > self.step:
                 self._walk = found[0]
@@ -435,8 +445,13 @@ def _walked(symbols: NDArray[np.int64], *, is_last: bool) -> tuple[_Walk, list[i
         walk = _Walk(_Program.of(texts.tolist()), lost_share=max(_LEAST_LOST, lost))
         _, _, missing = walk.find_lost(symbols, judged_after=len(symbols), final=True)
         # A microbatch is the program only of steps that are too long for it.
-        left_out, most_strange = (0, _MOST_STRANGE * len(symbols)) if is_last else (walk.left_out, 0)
-        if len(missing) + left_out <= (2 * lost + _MORE_LOST) * len(symbols) and walk.strange <= most_strange:
+        missed = len(missing) + (0 if is_last else walk.left_out)
+        is_part = not is_last and walk.program.leaves_over(symbols)
+        if (
+            missed <= (2 * lost + _MORE_LOST) * len(symbols)
+            and walk.strange <= _MOST_STRANGE * len(symbols)
+            and not is_part
+        ):
             return walk, missing
     return None
 
