@@ -68,6 +68,14 @@ def test_an_evaluation_lost_nothing(tmp_path: Path, pp: int, steps: int) -> None
 
 
 @pytest.mark.slow
+def test_a_pipeline_of_many_microbatches_is_counted_by_its_whole_steps(tmp_path: Path) -> None:
+    """Its first lines are those of microbatches, which leave out calls as it fills and drains."""
+    wanted: dict[str, Any] = {"tp": 1, "pp": 4, "dp": 2, "layers": 8, "microbatches": 32, "step_seconds": 1.0}
+    counted, _ = _counted(tmp_path, Loss("1 %", lost=0.01), stamps=True, capture="none", **wanted)
+    assert counted.numbered >= 0.99 * counted.lines
+
+
+@pytest.mark.slow
 def test_ranks_without_a_program_take_their_numbers_from_those_with_one(tmp_path: Path) -> None:
     fsdp: dict[str, Any] = {"tp": 1, "dp": 8, "fsdp": True, "layers": 4, "step_seconds": 1.0}
     counted, _ = _counted(tmp_path, Loss("5 %", lost=0.05), stamps=True, capture="duty:0.4", **fsdp)
