@@ -336,7 +336,7 @@ class LostCalls:
     """None while there is no program."""
     _look: int | None = _FIRST_LOOK
     """Calls at which a program is looked for, or a longer one; None: no more."""
-    _passed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    _passed: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     """The calls since the program was learnt, while a longer one may be."""
     _lost: Counter[int] = field(default_factory=Counter[int])
     """Those lost among them, by symbol."""
@@ -386,7 +386,7 @@ class LostCalls:
             before += [end + each for each in own_before]
             lost += own_lost
             if self._look is not None:
-                self._passed = np.append(self._passed, symbols[end : end + amount])
+                self._passed = np.append(self._passed, symbols[end : end + amount].astype(np.int32))
                 self._lost.update(own_lost)
             end += amount
             if self._walk.seen >= _REMEMBERED:
@@ -412,7 +412,7 @@ class LostCalls:
             amount = min(len(symbols), self._look)
             found = _walked(symbols[:amount], is_last=amount >= _LAST_LOOK or (final and amount == len(symbols)))
             if found is not None:
-                self._passed, self._lost = symbols[:0], Counter()
+                self._passed, self._lost = self._passed[:0], Counter()
                 return _Walk(found[0].program, lost_share=found[0].lost_share)
             if final and amount == len(symbols):
                 return None
@@ -427,15 +427,16 @@ class LostCalls:
         assert self._walk is not None
         self._look = 2 * self._look if self._look and 2 * self._look < _LAST_LOOK_FURTHER else None
         missed = Counter[int]()
-        if self._walk.program.leaves_over(self._passed):
-            found = _walked(self._passed, is_last=self._look is None)
+        passed = self._passed.astype(np.int64)
+        if self._walk.program.leaves_over(passed):
+            found = _walked(passed, is_last=self._look is None)
             if found is not None and len(found[0].program.symbols) > self.step:
                 self._walk = found[0]
                 self._walk.strange = self._walk.seen = self._walk.lost = 0
                 missed = Counter(found[1]) - self._lost
                 self._lost = Counter(found[1])
         if self._look is None:
-            self._passed, self._lost = self._passed[:0], Counter()
+            self._passed, self._lost = np.empty(0, np.int32), Counter()
         return sorted(missed.elements())
 
 
