@@ -266,7 +266,9 @@ class _Reading:
         """What a query gives, a batch at a time."""
         cursor = self._connection.execute(query)
         while chunk := cursor.fetchmany(self._limits.batch_rows):
-            yield rows_of(chunk, dtype)
+            rows = rows_of(chunk, dtype)
+            chunk.clear()  # what is made of the rows may take as much memory
+            yield rows
 
     def _range_batches(self) -> Iterator[Batch]:
         columns = RangeColumns(
