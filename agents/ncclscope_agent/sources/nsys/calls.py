@@ -8,14 +8,14 @@ them; a split's own range says those of its parent. Where an export has none of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from ncclscope_agent.sources.dictionaries import Strings, Threads
 from ncclscope_agent.sources.nsys.nvtx_payload import MEMBER_FUNCTIONS, Call, read_call, read_member
-from ncclscope_agent.sources.nsys.rows import Chunk, RangeKey, Rows
+from ncclscope_agent.sources.nsys.rows import Chunk, RangeRow
 from ncclscope_agent.sources.nsys.schema import Session, pid_of
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Columns
@@ -51,22 +51,28 @@ class CallColumns:
         self._templates: dict[tuple[int, str, Call], int] = {}
         self._line = 0
 
-    def chunk_of(self, rows: Rows[RangeKey]) -> Chunk:
+    def chunk_of(self, rows: Sequence[RangeRow]) -> Chunk:
         """OPERATION_TEMPLATE and OPERATION_ROW of one chunk; lines count the calls of the export."""
         known = len(self._templates)
-        templates = np.array([self._template(*key) for key in rows.keys])[rows.which]
-        is_call = templates != NO_NUMBER
-        operations = np.zeros(int(is_call.sum()), tables.OPERATION_ROW)
-        operations["template"] = templates[is_call]
-        operations["logged_at_ns"] = rows.numbers["start"][is_call] + self._session.to_utc_ns
-        operations["line"] = np.arange(self._line + 1, self._line + 1 + len(operations))
-        self._line += len(operations)
-        return Chunk(templates=self._templates_since(known), rows=operations)
+        found: list[tuple[int, int]] = []
+        dropped = 0
+        for thread, domain, text, _, start, _, payload in rows:
+            if text in _CODES and self._is_ours(thread, domain) and (call := read_call(text, payload)) is not None:
+                template = self._template(thread, text, call)
+                dropped += template is None
+                if template is not None:
+                    found.append((template, start + self._session.to_utc_ns))
+        operations = np.zeros(len(found), tables.OPERATION_ROW)
+        if found:
+            operations["template"], operations["logged_at_ns"] = np.asarray(found, np.int64).T
+            operations["line"] = np.arange(self._line + 1, self._line + 1 + len(found))
+            self._line += len(found)
+        return Chunk(templates=self._templates_since(known), rows=operations, dropped=dropped)
 
-    def communicators(self, keys: Iterable[RangeKey]) -> list[CommunicatorEvent]:
+    def communicators(self, rows: Iterable[RangeRow]) -> list[CommunicatorEvent]:
         """The communicators that these ranges make, split or destroy, each once."""
         found: dict[tuple[int, int], CommunicatorEvent] = {}
-        for thread, domain, text, payload in keys:
+        for thread, domain, text, _, _, _, payload in rows:
             member = read_member(text, payload) if text in MEMBER_FUNCTIONS else None
             if member is None or not self._is_ours(thread, domain):
                 continue
@@ -87,13 +93,10 @@ class CallColumns:
     def _is_ours(self, thread: int, domain: int) -> bool:
         return pid_of(thread) not in self._logged and self._domains.get((thread >> 24, domain)) == "NCCL"
 
-    def _template(self, thread: int, domain: int, text: str, payload: object) -> int:
-        """The index of a call's template; NO_NUMBER if it is no call of ours, or there is no place for it."""
-        if text not in _CODES or not self._is_ours(thread, domain) or (call := read_call(text, payload)) is None:
-            return NO_NUMBER
+    def _template(self, thread: int, text: str, call: Call) -> int | None:
         key = (self.threads.index(self._host, pid_of(thread), thread & 0xFFFFFF), text, call)
-        index = self._templates.get(key, NO_NUMBER)
-        if index == NO_NUMBER and len(self._templates) < self._limit:
+        index = self._templates.get(key)
+        if index is None and len(self._templates) < self._limit:
             index = self._templates[key] = len(self._templates)
         return index
 

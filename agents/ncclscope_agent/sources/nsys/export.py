@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -34,19 +34,7 @@ from ncclscope_agent.sources.nsys.open_export import (
     open_complete,
     open_plain,
 )
-from ncclscope_agent.sources.nsys.rows import (
-    KERNEL_NUMBERS,
-    RANGE_NUMBERS,
-    Chunk,
-    KernelColumns,
-    RangeColumns,
-    RangeKey,
-    Rows,
-    busy_rows,
-    integers_of,
-    rows_of,
-    usable,
-)
+from ncclscope_agent.sources.nsys.rows import Chunk, KernelColumns, RangeColumns, busy_rows, skipped_kernels, usable
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, no_rows
 from ncclscope_wire.errors import SourceError
@@ -237,24 +225,21 @@ class _Reading:
         return self._position > self._begin
 
     def _kernel_batches(self, names: KernelNames) -> Iterator[Batch]:
-        self._connection.execute(queries.CREATE_LAUNCHES)
-        if launches := queries.copy_launches(self._layout, names.condition, self._session.shift_ns):
-            self._connection.execute(launches)
+        self._copy_kernels(names)
         columns = KernelColumns(self._host, {**names.nccl, **names.outside}, self._session, self._strings)
         for kind, ours in ((KernelKind.NCCL, names.nccl), (KernelKind.OUTSIDE, names.outside)):
-            query = queries.kernels(self._layout, names.condition, names.name, ours, self._session.shift_ns)
-            for rows in self._chunks(query, KERNEL_NUMBERS) if ours else ():
-                self._read[kind] += len(rows.numbers)
-                self._saw((integers_of(cell)[0] for (cell,) in rows.keys), int(rows.numbers["end"].max()))
+            rows = self._connection.execute(queries.kernels(ours))
+            while chunk := rows.fetchmany(self._limits.batch_rows):
+                self._read[kind] += len(chunk)
                 if self._advance():
-                    made = columns.chunk_of(rows)
+                    made = columns.chunk_of(chunk)
                     empty = Batch(
                         source=self._source,
                         begin=self._position - 1,
                         end=self._position,
                         strings=self._strings.drain_new(),
                         kernel_templates=made.templates,
-                        counts=Counts(understood={kind.value: len(rows.numbers)}),
+                        counts=Counts(understood={kind.value: len(chunk)}),
                     )
                     yield (
                         replace(empty, kernels=made.rows)
@@ -262,13 +247,18 @@ class _Reading:
                         else replace(empty, outside=made.rows)
                     )
 
-    def _chunks(self, query: str, dtype: np.dtype[np.void]) -> Iterator[Rows[Any]]:
-        """What a query gives, a batch at a time."""
-        cursor = self._connection.execute(query)
-        while chunk := cursor.fetchmany(self._limits.batch_rows):
-            rows = rows_of(chunk, dtype)
-            chunk.clear()  # what is made of the rows may take as much memory
-            yield rows
+    def _copy_kernels(self, names: KernelNames) -> None:
+        """Fills temp.kernel and temp.launch, and learns what they say as a whole."""
+        run = self._connection.execute
+        run(queries.copy_kernels(self._layout, names.column, names.long_column, names.nccl, names.outside))
+        self._skipped += skipped_kernels(*run(queries.count_unusable("temp.kernel", self._session.shift_ns)).fetchone())
+        run(queries.drop_unusable("temp.kernel", self._session.shift_ns))
+        run(queries.CREATE_LAUNCHES)
+        launches = queries.copy_launches(self._layout, self._session.shift_ns)
+        if launches is not None:
+            run(launches)
+        for process, latest in run('SELECT globalPid, max("end") FROM temp.kernel GROUP BY globalPid'):
+            self._saw(process, latest)
 
     def _range_batches(self) -> Iterator[Batch]:
         columns = RangeColumns(
@@ -284,17 +274,18 @@ class _Reading:
         is_beside = bool(nccl_domains) and not queries.tells_payloads(self._layout)
         is_beside = is_beside and nvtx_payload.copy_payloads(self._path, self._connection)
         calls = None
-        if self._logged is not None and nccl_domains and (is_beside or metadata.has_payloads(self._opened)):
+        if self._logged is not None and nccl_domains:
             calls = CallColumns(
                 self._host, domains, self._session, self._strings, self._logged, limit=self._limits.range_templates
             )
         query = queries.ranges(self._layout, self._session.shift_ns, nccl_domains, limit, are_payloads_beside=is_beside)
         events = self._communicators(calls, query)
+        rows = self._connection.execute(query)
         dropped = 0
-        for rows in self._ranges(query):
+        while chunk := rows.fetchmany(self._limits.batch_rows):
             if self._advance():
-                made = columns.chunk_of(rows)
-                called = _NO_CALLS if calls is None else calls.chunk_of(rows)
+                made = columns.chunk_of(chunk)
+                called = _NO_CALLS if calls is None else calls.chunk_of(chunk)
                 dropped += made.dropped
                 yield Batch(
                     source=self._source,
@@ -321,17 +312,8 @@ class _Reading:
         """What the whole export says of communicators: a range that destroys one comes behind its calls."""
         if calls is None:
             return []
-        chunks = self._ranges(queries.ranges_with(self._layout, query, MEMBER_FUNCTIONS))
-        return calls.communicators(rows.keys[key] for rows in chunks for key in rows.which)
-
-    def _ranges(self, query: str) -> Iterator[Rows[RangeKey]]:
-        """NVTX ranges, a batch at a time, with the texts that are registered."""
-        for rows in self._chunks(query, RANGE_NUMBERS):
-            ids = {text for _, _, text, _ in rows.keys if isinstance(text, int)}
-            texts = dict(self._connection.execute(queries.REGISTERED_TEXTS, [json.dumps([*ids])])) if ids else {}
-            texts = {**dict.fromkeys(ids, ""), **texts, None: ""}
-            keys = [(thread, domain, texts.get(text, text), payload) for thread, domain, text, payload in rows.keys]
-            yield replace(rows, keys=keys)
+        texts = ", ".join(f"'{name}'" for name in sorted(MEMBER_FUNCTIONS))
+        return calls.communicators(self._connection.execute(f"SELECT * FROM ({query}) WHERE text IN ({texts})"))
 
     def _range_limit(self) -> int | None:
         """The limit, if there are more ranges than that; counts what is not read."""
@@ -359,9 +341,11 @@ class _Reading:
 
     def _computation(self, names: KernelNames) -> Intervals:
         union = BusyUnion(self._limits.busy_rows)
-        query = queries.computation(self._layout, names.condition, self._session.shift_ns)
-        for rows in self._chunks(query, _KERNEL_TIMES):
-            times, skipped = usable(rows.numbers, self._session)
+        rows = self._connection.execute(
+            queries.computation(self._layout, names.column, names.long_column, names.nccl, names.outside)
+        )
+        while len(times := np.fromiter(islice(rows, self._limits.batch_rows), _KERNEL_TIMES)):
+            times, skipped = usable(times, self._session)
             self._skipped += skipped
             self._read[KernelKind.COMPUTATION] += len(times)
             intervals = np.ones(len(times), INTERVAL)
@@ -372,14 +356,14 @@ class _Reading:
         if union.filled_gap_ns:
             sentence = f"intervals of computation: gaps up to {union.filled_gap_ns} ns between kernels count as busy"
             self._lost("busy_coarsened", self._read[KernelKind.COMPUTATION], sentence)
-        if len(united):
-            self._saw(np.unique(united["process"]).tolist(), int(united["end"].max()))
+        for process in np.unique(united["process"]).tolist():
+            self._saw(process, int(united["end"][united["process"] == process].max()))
         attributed: Intervals = united[united["process"] != 0]  # the others say nothing about anybody
         return attributed
 
-    def _saw(self, processes: Iterable[int], latest: int) -> None:
-        """These processes had kernels, the last of which ended then."""
-        self._pids.update(map(schema.pid_of, processes))
+    def _saw(self, process: int, latest: int) -> None:
+        """A process had kernels, the last of which ended then."""
+        self._pids.add(schema.pid_of(process))
         self._latest = max(self._latest, latest)
 
     def _lost(self, reason: str, amount: int, what: str) -> None:

@@ -128,10 +128,10 @@ def _qualified_name(name: str) -> str:
 class KernelNames:
     """Strings that name kernels that communicate."""
 
-    name: str
-    """SQL: the string id that names a kernel that communicates."""
-    condition: str
-    """SQL: whether a kernel communicates."""
+    column: str
+    """Column of the kernel table that points at short names, or at demangled ones if there are no others."""
+    long_column: str | None
+    """The one that points at demangled names, if there are two."""
     nccl: Mapping[int, str]
     """String id to label, for NCCL's kernels."""
     outside: Mapping[int, str]
@@ -151,11 +151,9 @@ def communication_kernels(opened: OpenExport) -> KernelNames | None:
     kinds: dict[KernelKind, dict[int, str]] = {kind: {} for kind in KernelKind}
     for number, name in opened.connection.execute(query, NAME_PATTERNS):
         kinds[kernel_kind(name)][int(number)] = kernel_label(name)
-    nccl, outside = kinds[KernelKind.NCCL], kinds[KernelKind.OUTSIDE]
-    columns = column, queries.long_name_column(opened.layout, column)
     return KernelNames(
-        name=queries.kernel_name(*columns, nccl, outside),
-        condition=queries.communicates(*columns, nccl, outside),
-        nccl=nccl,
-        outside=outside,
+        column=column,
+        long_column=queries.long_name_column(opened.layout, column),
+        nccl=kinds[KernelKind.NCCL],
+        outside=kinds[KernelKind.OUTSIDE],
     )

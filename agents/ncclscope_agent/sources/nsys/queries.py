@@ -1,8 +1,7 @@
 """The SQL that reads an export, made for the tables and columns that this export has.
 
-Only names from `schema` and integers are put into the text. A temporary table (it lives in SQLite's temporary store,
-never in the export) keeps memory bounded: the launches of the kernels that communicate. The integers of a row come as
-one cell, which `rows.numbers_of` reads: a cell costs Python more than all that SQLite does for its row.
+Only names from `schema` and integers are put into the text. Two temporary tables (they live in
+SQLite's temporary store, never in the export) keep memory bounded: the kernels that communicate, and their launches.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TEMPLATE_COLUMNS: Final = (
     "dynamicSharedMemory",
     "registersPerThread",
 )
-"""Columns that repeat from kernel to kernel: the first cell of a row of `kernels`."""
+"""Columns that repeat from kernel to kernel; the first of a row of `kernels`."""
 
 ROW_COLUMNS: Final = (
     "correlationId",
@@ -40,7 +39,7 @@ ROW_COLUMNS: Final = (
     "launch_end",
     "launch_tid",
 )
-"""Columns that change: the last cell of a row of `kernels`."""
+"""Columns that change; the last of a row of `kernels`."""
 
 LONGEST_TEXT: Final = 4096
 """Characters of a text that leave SQLite: thousands of rows are fetched at once, and a cell may hold megabytes."""
@@ -62,26 +61,54 @@ def long_name_column(layout: Layout, column: str) -> str | None:
     return "demangledName" if column != "demangledName" and layout.has(KERNEL, "demangledName") else None
 
 
-def communicates(column: str, long_column: str | None, nccl: Collection[int], outside: Collection[int]) -> str:
-    """The condition that a kernel communicates."""
+def copy_kernels(
+    layout: Layout, column: str, long_column: str | None, nccl: Collection[int], outside: Collection[int]
+) -> str:
+    """Copies the kernels that communicate to temp.kernel; `name` is the string id that says so.
+
+    Unknown values become NO_NUMBER.
+    """
+    kept = [*TEMPLATE_COLUMNS, "correlationId", "graphNodeId"]
+    name = column
+    if long_column is not None:
+        name = f"CASE WHEN {column} NOT IN ({_listed([*nccl, *outside])}) THEN {long_column} ELSE {column} END"
+    wanted = ", ".join(_kernel_column(layout, each, name) for each in kept)
+    return (
+        f'CREATE TEMP TABLE kernel AS SELECT {wanted}, "start", "end" '
+        f"FROM main.{KERNEL} WHERE {_communicates(column, long_column, nccl, outside)}"
+    )
+
+
+def _communicates(column: str, long_column: str | None, nccl: Collection[int], outside: Collection[int]) -> str:
     short = f"coalesce({column} IN ({_listed([*nccl, *outside])}), 0)"
     return short if long_column is None else f"({short} OR coalesce({long_column} IN ({_listed(outside)}), 0))"
 
 
-def kernel_name(column: str, long_column: str | None, nccl: Collection[int], outside: Collection[int]) -> str:
-    """The string id that says that a kernel communicates."""
-    return f"CASE WHEN {column} NOT IN ({_listed([*nccl, *outside])}) THEN {long_column or column} ELSE {column} END"
-
-
-def _kernel_column(layout: Layout, column: str) -> str:
-    """A column of a kernel; an unknown value becomes NO_NUMBER."""
+def _kernel_column(layout: Layout, column: str, name: str) -> str:
+    if column == "name":
+        return f"{name} AS name"
     unknown = 0 if column == "globalPid" else NO_NUMBER
-    return f"coalesce({column if layout.has(KERNEL, column) else 'NULL'}, {unknown})"
+    return f"coalesce({column}, {unknown}) AS {column}" if layout.has(KERNEL, column) else f"{unknown} AS {column}"
 
 
-def _packed(*columns: str) -> str:
-    """The cell that these integers come as."""
-    return f"CAST(json_array({', '.join(columns)}) AS BLOB)"
+def count_unusable(table: str, shift_ns: int) -> str:
+    """Rows of a table whose times are unusable, by reason: none at all, before the capture, impossible."""
+    reasons = (
+        _no_times(shift_ns),
+        f'"start" < {shift_ns}',
+        f'"start" >= {shift_ns} AND NOT {_no_times(shift_ns)} AND NOT {_usable(shift_ns)}',
+    )
+    return f"SELECT {', '.join(f'coalesce(sum({reason}), 0)' for reason in reasons)} FROM {table}"
+
+
+def drop_unusable(table: str, shift_ns: int) -> str:
+    """Drops the rows that `count_unusable` counts."""
+    return f"DELETE FROM {table} WHERE NOT {_usable(shift_ns)}"
+
+
+def _no_times(shift_ns: int) -> str:
+    """CUPTI had no times: both are 0 before the shift."""
+    return f'("start" = {shift_ns} AND "end" = {shift_ns})'
 
 
 def _usable(shift_ns: int) -> str:
@@ -96,8 +123,8 @@ CREATE_LAUNCHES: Final = (
 )
 
 
-def copy_launches(layout: Layout, condition: str, shift_ns: int) -> str | None:
-    """Copies the API records that launched kernels to temp.launch, and some others; None if they are not recorded.
+def copy_launches(layout: Layout, shift_ns: int) -> str | None:
+    """Copies the API records that launched these kernels to temp.launch; None if they are not recorded.
 
     A correlation id is unique only within a process, so the process is part of the key. *Source:* Nsight
     Systems User Guide, "SQLite Schema Reference", example "Correlate CUDA Kernel Launches With CUDA API Kernel
@@ -105,10 +132,12 @@ def copy_launches(layout: Layout, condition: str, shift_ns: int) -> str | None:
     """
     if not (layout.has(RUNTIME, "start", "end", "globalTid", "correlationId") and _has_launch_key(layout)):
         return None
-    launched = f"SELECT {_kernel_column(layout, 'correlationId')} FROM main.{KERNEL} WHERE {condition}"
+    process = f"globalTid & {~_TID_MASK}"
     return (
-        f'INSERT OR IGNORE INTO temp.launch SELECT correlationId, globalTid & {~_TID_MASK}, "start", "end", '
-        f"globalTid & {_TID_MASK} FROM main.{RUNTIME} WHERE correlationId IN ({launched}) AND {_usable(shift_ns)}"
+        f'INSERT OR IGNORE INTO temp.launch SELECT correlationId, {process}, "start", "end", globalTid & {_TID_MASK} '
+        f"FROM main.{RUNTIME} "
+        f"WHERE (correlationId, {process}) IN (SELECT correlationId, globalPid FROM temp.kernel) "
+        f"AND {_usable(shift_ns)}"
     )
 
 
@@ -116,33 +145,28 @@ def _has_launch_key(layout: Layout) -> bool:
     return layout.has(KERNEL, "correlationId", "globalPid")
 
 
-def kernels(layout: Layout, condition: str, name: str, names: Collection[int], shift_ns: int) -> str:
-    """Kernels of these names with their launches, by (start, correlation id).
-
-    Of each two cells: TEMPLATE_COLUMNS and ROW_COLUMNS.
-    """
-    template = _packed(*(name if column == "name" else _kernel_column(layout, column) for column in TEMPLATE_COLUMNS))
-    correlation, process = _kernel_column(layout, "correlationId"), _kernel_column(layout, "globalPid")
-    row = _packed(
-        *(correlation, '"start"', '"end"', _kernel_column(layout, "graphNodeId")),
-        f"coalesce(l.launch_start, {NO_TIME_NS})",
-        f"coalesce(l.launch_end, {NO_TIME_NS})",
-        f"coalesce(l.launch_tid, {NO_NUMBER})",
-    )
+def kernels(names: Collection[int]) -> str:
+    """Kernels of these names with their launches, by (start, correlation id): TEMPLATE_COLUMNS, then ROW_COLUMNS."""
+    template = ", ".join(f"k.{column}" for column in TEMPLATE_COLUMNS)
     return (
-        f"SELECT {template}, {row} FROM main.{KERNEL} k "
-        f"LEFT JOIN temp.launch l ON l.correlation = {correlation} AND l.process = {process} "
-        f"WHERE {name} IN ({_listed(names)}) AND {condition} AND {_usable(shift_ns)} IS NOT 0 "
-        f'ORDER BY "start", {correlation}, k.rowid'
+        f'SELECT {template}, k.correlationId, k."start", k."end", k.graphNodeId, '
+        f"coalesce(l.launch_start, {NO_TIME_NS}), coalesce(l.launch_end, {NO_TIME_NS}), "
+        f"coalesce(l.launch_tid, {NO_NUMBER}) "
+        "FROM temp.kernel k LEFT JOIN temp.launch l "
+        f"ON l.correlation = k.correlationId AND l.process = k.globalPid WHERE k.name IN ({_listed(names)}) "
+        'ORDER BY k."start", k.correlationId, k.rowid'
     )
 
 
-def computation(layout: Layout, condition: str, shift_ns: int) -> str:
-    """Kernels that do not communicate, and those that are not usable: globalPid, device, start, end in one cell."""
-    process, device = _kernel_column(layout, "globalPid"), _kernel_column(layout, "deviceId")
+def computation(
+    layout: Layout, column: str, long_column: str | None, nccl: Collection[int], outside: Collection[int]
+) -> str:
+    """Every kernel that does not communicate: globalPid, device, start, end; in no order."""
+    process = "coalesce(globalPid, 0)" if layout.has(KERNEL, "globalPid") else "0"
+    device = f"coalesce(deviceId, {NO_NUMBER})" if layout.has(KERNEL, "deviceId") else str(NO_NUMBER)
     return (
-        f"""SELECT {_packed(process, device, '"start"', '"end"')} FROM main.{KERNEL} """
-        f"WHERE NOT {condition} OR NOT {_usable(shift_ns)}"
+        f'SELECT {process}, {device}, "start", "end" FROM main.{KERNEL} '
+        f"WHERE NOT {_communicates(column, long_column, nccl, outside)}"
     )
 
 
@@ -189,8 +213,7 @@ def ranges(
     *,
     are_payloads_beside: bool = False,
 ) -> str:
-    """NVTX ranges and marks by start: globalTid, domainId, text or its id (`registered_texts`), payload, and a cell of
-    eventType, start and end (NO_TIME_NS: open).
+    """NVTX ranges and marks by start: globalTid, domainId, text, eventType, start, end (NO_TIME_NS: open), payload.
 
     Of more than `limit`, those of the `preferred` (process, domainId) are kept first, then the longest.
     `are_payloads_beside`: they are in temp.json_payload (`nvtx_payload.copy_payloads`).
@@ -214,28 +237,11 @@ def ranges(
             f"n.rowid IN (SELECT n.rowid FROM main.{NVTX} n WHERE {usable} "
             f'ORDER BY {first}coalesce({end}, n."start") - n."start" DESC, n.rowid LIMIT {limit})'
         )
-    text = f"substr({_nvtx_column(layout, 'text', 'NULL')}, 1, {LONGEST_TEXT})"
-    if _nvtx_strings(layout):
-        text = f"coalesce({text}, CAST(n.textId AS INTEGER))"
-    numbers = _packed("n.eventType", 'n."start"', f"coalesce({end}, {NO_TIME_NS})")
     return (
-        f"SELECT n.globalTid, {_nvtx_column(layout, 'domainId', '0')}, {text} AS text, {payload}, {numbers} "
-        f'FROM main.{NVTX} n WHERE {kept} ORDER BY n."start", n.rowid'
+        f"SELECT n.globalTid, {_nvtx_column(layout, 'domainId', '0')}, {_nvtx_text(layout)} AS text, n.eventType, "
+        f'n."start", coalesce({end}, {NO_TIME_NS}), {payload} '
+        f'FROM main.{NVTX} n {_nvtx_strings(layout)} WHERE {kept} ORDER BY n."start", n.rowid'
     )
-
-
-def ranges_with(layout: Layout, ranges: str, texts: Collection[str]) -> str:
-    """Those of the ranges of a query that have one of these texts."""
-    listed = ", ".join(f"'{text}'" for text in sorted(texts))
-    ids = f" OR text IN (SELECT id FROM main.{STRINGS} WHERE value IN ({listed}))" if _nvtx_strings(layout) else ""
-    return f"SELECT * FROM ({ranges}) WHERE text IN ({listed}){ids}"
-
-
-REGISTERED_TEXTS: Final = (
-    f"SELECT id, substr(coalesce(value, ''), 1, {LONGEST_TEXT}) FROM main.{STRINGS} "
-    "WHERE id IN (SELECT value FROM json_each(?))"
-)
-"""Texts of NVTX ranges, by the ids in a JSON list."""
 
 
 def _nvtx_column(layout: Layout, column: str, otherwise: str) -> str:

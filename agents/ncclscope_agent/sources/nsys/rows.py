@@ -7,34 +7,31 @@ a chunk of rows into what is new in the dictionaries and the rows that point int
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclscope_agent.sources.dictionaries import Strings
 from ncclscope_agent.sources.nsys import schema
 from ncclscope_agent.sources.nsys.busy import Intervals, Times
 from ncclscope_agent.sources.nsys.nvtx_payload import read_payload
-from ncclscope_agent.sources.nsys.queries import ROW_COLUMNS
+from ncclscope_agent.sources.nsys.queries import ROW_COLUMNS, TEMPLATE_COLUMNS
 from ncclscope_agent.sources.nsys.schema import Session, pid_of
 from ncclscope_wire import tables
-from ncclscope_wire.batch import Columns
+from ncclscope_wire.batch import Columns, no_rows
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
-Key = TypeVar("Key")
+KernelRow = tuple[int, ...]
+"""One row of `queries.kernels`."""
 
-KernelKey = tuple[bytes]
-"""What kernels have in common: the cell of `queries.TEMPLATE_COLUMNS`."""
+RangeRow = tuple[int, int, str, int, int, int, object]
+"""One row of `queries.ranges`."""
 
-RangeKey = tuple[int, int, str, object]
-"""What ranges have in common: thread, domain, text, payload."""
-
-KERNEL_NUMBERS: Final = np.dtype([(column, "<i8") for column in ROW_COLUMNS])
-RANGE_NUMBERS: Final = np.dtype([("event_type", "<i8"), ("start", "<i8"), ("end", "<i8")])
-_INTEGERS: Final = b"-,0123456789"
+_TEMPLATE_WIDTH: Final = len(TEMPLATE_COLUMNS)
+_CHANGING: Final = np.dtype([("template", "<i8"), *((column, "<i8") for column in ROW_COLUMNS)])
+_RANGE_TIMES: Final = np.dtype([("template", "<i8"), ("event_type", "<i8"), ("start", "<i8"), ("end", "<i8")])
 _DEFAULT_DOMAIN: Final = 0
 
 
@@ -48,52 +45,27 @@ class Chunk:
     """Rows that had no place in a bounded dictionary."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(Generic[Key]):
-    """A chunk of rows of a query that says what rows have in common before the numbers of each."""
-
-    keys: list[Key]
-    """All that differ, by first appearance."""
-    which: NDArray[np.intp]
-    """The key of each row."""
-    numbers: Columns
-
-
-def rows_of(chunk: Sequence[tuple[Any, ...]], dtype: np.dtype[np.void]) -> Rows[Any]:
-    """A chunk as SQLite gives it; the last cell of a row has its numbers. Raises ValueError as `numbers_of` does."""
-    keys: dict[tuple[Any, ...], int] = {}
-    which = [keys.setdefault(row[:-1], len(keys)) for row in chunk]
-    return Rows(keys=list(keys), which=np.array(which), numbers=numbers_of([row[-1] for row in chunk], dtype))
-
-
-def numbers_of(cells: Iterable[bytes], dtype: np.dtype[np.void]) -> Columns:
-    """The integers of cells that SQLite packed (`queries`). Raises ValueError for anything else in them."""
-    text = b",".join(cells).translate(None, b"[]")
-    if strange := text.translate(None, _INTEGERS):
-        raise ValueError(f"no integers: {strange[:20]!r}")
-    return np.fromstring(text, np.int64, sep=",").view(dtype)
-
-
-def integers_of(cell: bytes) -> list[int]:
-    """The integers of one cell, as `numbers_of` gives those of many."""
-    return [int(number) for number in cell[1:-1].split(b",")]
-
-
 class KernelColumns:
-    """Turns rows of `queries.kernels` into KERNEL_TEMPLATE and KERNEL_ROW."""
+    """Turns rows of kernels that communicate into KERNEL_TEMPLATE and KERNEL_ROW."""
 
     def __init__(self, host: str, names: Mapping[int, str], session: Session, strings: Strings) -> None:
         self._host = host
         self._names = names
         self._session = session
         self._strings = strings
-        self._templates: dict[KernelKey, int] = {}
+        self._templates: dict[tuple[int, ...], int] = {}
 
-    def chunk_of(self, rows: Rows[KernelKey]) -> Chunk:
+    def chunk_of(self, rows: Sequence[KernelRow]) -> Chunk:
         """One chunk; a kernel that ends with the capture is censored. Raises OverflowError for impossible numbers."""
         known = len(self._templates)
-        templates = np.array([self._templates.setdefault(key, len(self._templates)) for key in rows.keys])
-        return Chunk(templates=self._templates_since(known), rows=self._kernels(templates[rows.which], rows.numbers))
+        templates = self._templates
+        index = [templates.setdefault(row[:_TEMPLATE_WIDTH], len(templates)) for row in rows]
+        values = np.fromiter(
+            ((template, *row[_TEMPLATE_WIDTH:]) for template, row in zip(index, rows, strict=True)),
+            _CHANGING,
+            len(rows),
+        )
+        return Chunk(templates=self._templates_since(known), rows=self._kernels(values))
 
     def _templates_since(self, known: int) -> Columns:
         host = self._strings.index(self._host)
@@ -101,15 +73,15 @@ class KernelColumns:
         return np.array(
             [
                 (host, pid_of(process), device, stream, self._strings.index(self._names[name]), *launch)
-                for process, device, stream, name, *launch in (integers_of(cell) for (cell,) in keys)
+                for process, device, stream, name, *launch in keys
             ],
             tables.KERNEL_TEMPLATE,
         )
 
-    def _kernels(self, templates: NDArray[np.int64], values: Columns) -> Columns:
+    def _kernels(self, values: Columns) -> Columns:
         to_utc_ns = self._session.to_utc_ns
-        kernels = np.zeros(len(values), tables.KERNEL_ROW)
-        kernels["template"] = templates
+        kernels = no_rows(tables.KERNEL_ROW) if len(values) == 0 else np.zeros(len(values), tables.KERNEL_ROW)
+        kernels["template"] = values["template"]
         kernels["correlation_id"] = values["correlationId"]
         kernels["start_ns"] = values["start"] + to_utc_ns
         kernels["end_ns"] = values["end"] + to_utc_ns
@@ -142,29 +114,42 @@ class RangeColumns:
         self._text_limit = text_limit
         self._text_length = text_length
         self._templates: dict[tuple[int, int, str, int, int], int] = {}
+        self._payloads: dict[tuple[str, bytes], tuple[int, int]] = {}
 
-    def chunk_of(self, rows: Rows[RangeKey]) -> Chunk:
+    def chunk_of(self, rows: Sequence[RangeRow]) -> Chunk:
         """One chunk. A range that the end of the capture cut, or that never ended, has no end; a mark ends at once.
 
         Texts are cut at a length, and a row whose template would be one too many is dropped and counted.
         """
         known = len(self._templates)
-        templates = np.array([self._template(*key) for key in rows.keys])[rows.which]
-        placed = templates != NO_NUMBER
+        placed = [
+            (template, event_type, start, end)
+            for thread, domain, text, event_type, start, end, payload in rows
+            if (template := self._template(thread, domain, text[: self._text_length], payload)) is not None
+        ]
+        values = np.fromiter(placed, _RANGE_TIMES, len(placed))
         return Chunk(
             templates=self._templates_since(known),
-            rows=self._ranges(templates[placed], rows.numbers[placed]),
-            dropped=len(placed) - int(placed.sum()),
+            rows=self._ranges(values),
+            dropped=len(rows) - len(placed),
         )
 
-    def _template(self, thread: int, domain: int, text: str, payload: object) -> int:
-        """The index of a template; NO_NUMBER if there is no place for it."""
-        text = text[: self._text_length]
-        key = (thread, domain, text, *read_payload(text, payload))
-        index = self._templates.get(key, NO_NUMBER)
-        if index == NO_NUMBER and len(self._templates) < self._text_limit:
+    def _template(self, thread: int, domain: int, text: str, payload: object) -> int | None:
+        key = (thread, domain, text, *self._payload(text, payload))
+        index = self._templates.get(key)
+        if index is None and len(self._templates) < self._text_limit:
             index = self._templates[key] = len(self._templates)
         return index
+
+    def _payload(self, text: str, payload: object) -> tuple[int, int]:
+        if not isinstance(payload, bytes):
+            return 0, NO_NUMBER
+        found = self._payloads.get((text, payload))
+        if found is None:
+            if len(self._payloads) >= self._text_limit:
+                self._payloads.clear()
+            found = self._payloads[text, payload] = read_payload(text, payload)
+        return found
 
     def _templates_since(self, known: int) -> Columns:
         index_of = self._strings.index
@@ -185,7 +170,7 @@ class RangeColumns:
             return ""
         return self._domains.get((thread >> 24, domain), f"domain {domain}")
 
-    def _ranges(self, templates: NDArray[np.int64], values: Columns) -> Columns:
+    def _ranges(self, values: Columns) -> Columns:
         ranges = np.zeros(len(values), tables.RANGE_ROW)
         ends = values["end"].copy()
         if self._session.cut_ns is not None:
@@ -194,7 +179,7 @@ class RangeColumns:
         ends[(ends < values["start"]) | (ends > latest)] = NO_TIME_NS
         is_mark = values["event_type"] == schema.NVTX_MARK
         ends[is_mark] = values["start"][is_mark]
-        ranges["template"] = templates
+        ranges["template"] = values["template"]
         ranges["start_ns"] = values["start"] + self._session.to_utc_ns
         ranges["end_ns"] = _known_to_utc(ends, self._session.to_utc_ns)
         return ranges
@@ -218,12 +203,21 @@ def usable(times: Columns, session: Session) -> tuple[Columns, Counter[str]]:
     has_no_times = (start == first) & (end == first)
     is_before = start < first
     is_usable = ~is_before & ~has_no_times & (end >= start) & (end <= first + schema.LONGEST_TIME_NS)
-    skipped = {
-        "kernel_without_times": has_no_times,
-        "kernel_before_capture": is_before,
-        "kernel_with_impossible_times": ~is_usable & ~is_before & ~has_no_times,
-    }
-    return times[is_usable], +Counter({reason: int(which.sum()) for reason, which in skipped.items()})
+    skipped = skipped_kernels(
+        int(has_no_times.sum()), int(is_before.sum()), int((~is_usable & ~is_before & ~has_no_times).sum())
+    )
+    return times[is_usable], skipped
+
+
+def skipped_kernels(without_times: int, before_capture: int, impossible: int) -> Counter[str]:
+    """The counters of kernels that were skipped; only those that are not 0."""
+    return +Counter(
+        {
+            "kernel_without_times": without_times,
+            "kernel_before_capture": before_capture,
+            "kernel_with_impossible_times": impossible,
+        }
+    )
 
 
 def _known_to_utc(times: Times, to_utc_ns: int) -> Times:
