@@ -123,7 +123,8 @@ def check_trace(data: bytes) -> None:
 
 def trace_seeds() -> list[bytes]:
     """A trace of PyTorch, as text and packed."""
-    return [trace(), gzip.compress(trace())]
+    told = trace(hostname="node1.cluster", deviceProperties=[{"id": 0, "name": "NVIDIA H100"}])
+    return [told, gzip.compress(told)]
 
 
 def check_ras(data: bytes) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ncclscope_agent.sources.dictionaries import Strings, Threads
 from ncclscope_agent.sources.kineto.collectives import Group
+from ncclscope_agent.sources.kineto.json_stream import text_of
 from ncclscope_agent.sources.kineto.trace import Matrix, Trace, TraceLimits, gather
 from ncclscope_agent.sources.nsys.kernel_names import KernelKind
 from ncclscope_agent.sources.nsys.open_export import fault, look_at
@@ -42,8 +43,8 @@ _ENDINGS: Final = (".pt.trace.json", ".pt.trace.json.gz")
 _TENSORBOARD: Final = re.compile(r"(?:.*/)?(?P<host>[^/]{1,255}?)_\d{1,10}\.\d{1,20}\.pt\.trace\.json(?:\.gz)?")
 """`{host}_{pid}.{time}.pt.trace.json`. *Source:* `torch/profiler/profiler.py:tensorboard_trace_handler`."""
 _BLOCK: Final = 1 << 20
-_DESCRIPTION: Final = 128
 _LONGEST_GPU: Final = 64
+_LONGEST_HOST: Final = 255
 _VERSION: Final = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
 
 
@@ -166,7 +167,7 @@ class _Batches:
         """The global rank."""
         distributed = self._trace.members.get("distributedInfo")
         rank = distributed.get("rank") if isinstance(distributed, dict) else None
-        return rank if isinstance(rank, int) else None
+        return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
 
     def _mine(self) -> Iterator[tuple[Group, int, int]]:
         """The groups that this rank is in, with their pointers and its rank there."""
@@ -201,7 +202,7 @@ class _Batches:
                     host=self._host,
                     pid=self._trace.pid,
                     line=0,
-                    description=group.description[:_DESCRIPTION],
+                    description=group.description,
                     group_ranks=group.ranks,
                 )
             elif group.description:
@@ -382,16 +383,15 @@ def _gpu_of(trace: Trace) -> str | None:
     listed = trace.members.get("deviceProperties")
     devices = cast(list[object], listed) if isinstance(listed, list) else []
     names = [cast(dict[str, object], each).get("name") for each in devices if isinstance(each, dict)]
-    name = names[0] if names else None
-    return name[:_LONGEST_GPU] if isinstance(name, str) and name and all(each == name for each in names) else None
+    is_same = bool(names) and all(each == names[0] for each in names)
+    return text_of(names[0], _LONGEST_GPU) or None if is_same else None
 
 
 def _host_of(trace: Trace, file_name: str, assumed: str | None) -> tuple[str, bool]:
     """The host, and whether the trace or its file's name says it."""
     for key in ("host_name", "hostname"):
-        name = trace.members.get(key)
-        if isinstance(name, str) and name:
-            return name.partition(".")[0][:255], True
+        if name := text_of(trace.members.get(key), _LONGEST_HOST):
+            return name.partition(".")[0], True
     found = _TENSORBOARD.fullmatch(file_name)
     if found is not None:
         return found["host"].partition(".")[0], True

@@ -16,6 +16,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
 
+from ncclscope_agent.sources.kineto.json_stream import text_of
 from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, OPERATION_CODES
 
 
@@ -76,6 +77,10 @@ _MOST_RANKS_OF_ALL: Final = 1 << 21
 """Of the groups of a trace together: a few bytes may name a group of a million."""
 _MOST_NAMES: Final = 1 << 16
 """Of groups, as events name them."""
+_LARGEST_RANK: Final = 2**31 - 1
+_LONGEST_NAME: Final = 4096
+_LONGEST_DESCRIPTION: Final = 128
+"""As `TorchCommunicator` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +125,10 @@ class CallReader:
         """Takes the member `distributedInfo` of a trace: events cut the ranks of large groups short."""
         listed = distributed.get("pg_config") if isinstance(distributed, Mapping) else None
         for entry in listed if isinstance(listed, list) else ():
-            if isinstance(entry, Mapping) and isinstance(name := entry.get("pg_name"), str):
-                ranks = _ranks(entry.get("ranks"))
+            if isinstance(entry, Mapping) and isinstance(entry.get("pg_name"), str):
+                name, ranks = text_of(entry["pg_name"], _LONGEST_NAME), _ranks(entry.get("ranks"))
                 if ranks is not None and self._has_room_for(ranks):
-                    description = entry.get("pg_desc")
-                    self._listed[name] = Group(
-                        name=name, ranks=ranks, description=description if isinstance(description, str) else ""
-                    )
+                    self._listed[name] = _group_of(name, ranks, entry.get("pg_desc"))
 
     def call(self, arguments: Mapping[str, object]) -> Call | str | None:
         """The call that these arguments describe; a reason if it cannot be told, None if they describe none.
@@ -168,6 +170,7 @@ class CallReader:
         name, ranks = arguments.get("Process Group Name"), arguments.get("Process Group Ranks")
         if not isinstance(name, str):
             return None
+        name = text_of(name, _LONGEST_NAME)
         key = (name, str(ranks))
         if key not in self._groups:
             if len(self._groups) >= _MOST_NAMES:
@@ -190,9 +193,14 @@ def _group(name: str, ranks: object, arguments: Mapping[str, object], most: int)
         first, stride = _number(arguments.get("Global rank start")), _number(arguments.get("Global rank stride"))
         if first is None or not stride or not size or size > min(most, _MOST_RANKS):
             return None
+        if first + (size - 1) * stride > _LARGEST_RANK:
+            return None
         found = tuple(range(first, first + size * stride, stride))
-    described = arguments.get("Process Group Description")
-    return Group(name=name, ranks=found, description=described if isinstance(described, str) else "")
+    return _group_of(name, found, arguments.get("Process Group Description"))
+
+
+def _group_of(name: str, ranks: tuple[int, ...], description: object) -> Group:
+    return Group(name=name, ranks=ranks, description=text_of(description, _LONGEST_DESCRIPTION))
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
@@ -204,10 +212,10 @@ def _ranks(value: object) -> tuple[int, ...] | None:
             return None
     if not isinstance(value, list) or not value or len(value) > _MOST_RANKS:
         return None
-    ranks = tuple(rank for rank in value if _number(rank) is not None)
+    ranks = tuple(rank for rank in value if _number(rank, _LARGEST_RANK) is not None)
     return ranks if len(ranks) == len(value) == len(set(ranks)) else None
 
 
-def _number(value: object) -> int | None:
-    """A number that is not negative and fits 63 bits."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+def _number(value: object, most: int = 2**63 - 1) -> int | None:
+    """A number from 0 to `most`."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None

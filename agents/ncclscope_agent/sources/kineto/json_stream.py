@@ -229,6 +229,11 @@ def _unpacked(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
             packed = unpack.unconsumed_tail
 
 
+def text_of(value: object, most: int) -> str:
+    """A text that can be sent, so long at most; "" if it is none. Halves of characters (`\\ud800`) become "?"."""
+    return value[:most].encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
 def first_text(data: bytes, most: int) -> bytes:
     """The beginning of a trace that may be packed, for looking at it; empty if it is damaged."""
     if not data.startswith(GZIP_MAGIC):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_agent.sources.kineto.collectives import Call, CallReader
-from ncclscope_agent.sources.kineto.json_stream import Event, JsonStream, TraceError
+from ncclscope_agent.sources.kineto.json_stream import Event, JsonStream, TraceError, text_of
 from ncclscope_agent.sources.nsys.busy import INTERVAL, BusyUnion
 from ncclscope_agent.sources.nsys.kernel_names import KernelKind, kernel_kind, kernel_label
 from ncclscope_wire.terms import NO_NUMBER
@@ -39,6 +39,7 @@ _STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})")
 _EPOCH_LARGEST: Final = 2**61
 """A time beyond this (the year 2043, in ns) is damage."""
 _BUSY_AT_ONCE: Final = 10_000
+_LONGEST_LABEL: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,7 @@ class _Gathering:
             self._call(start, event)
         elif kind == "user_annotation":
             if _STEP.fullmatch(name) and len(self._trace.steps) < self._limits.steps:
-                self._trace.steps.append((start, start + length, _integer(event.tid), name))
+                self._trace.steps.append((start, start + length, _process(event.tid), name))
         elif kind == "Trace":
             self._trace.spans.append((start, start + length))
         elif _LAUNCH.match(name):
@@ -179,7 +180,7 @@ class _Gathering:
         sequence = arguments.get("Seq")
         self._notes.extend(
             (
-                *(start, _integer(event.tid), _integer(arguments.get("External id"), NO_NUMBER), number),
+                *(start, _process(event.tid), _integer(arguments.get("External id"), NO_NUMBER), number),
                 _integer(sequence, NO_NUMBER),
             )
         )
@@ -192,20 +193,20 @@ class _Gathering:
         correlation = _integer(event.arguments().get("correlation"))
         if "GraphLaunch" in name:
             self._graph_launches.append(correlation)
-        self._launches.extend((correlation, start, end, _integer(event.tid)))
+        self._launches.extend((correlation, start, end, _process(event.tid)))
 
     def _seen(self, event: Event) -> None:
         """Events of the host name the process; those of a GPU the device."""
-        self._trace.pid = self._trace.pid or _integer(event.pid)
+        self._trace.pid = self._trace.pid or _process(event.pid)
 
     def _kernel(self, name: str, start: int, end: int, arguments: Mapping[str, object]) -> None:
         known = self._kinds.get(name)
         if known is None:
             if len(self._kinds) > self._limits.names:
                 self._kinds.clear()
-            known = self._kinds[name] = kernel_kind(name), kernel_label(name)
+            known = self._kinds[name] = kernel_kind(name), text_of(kernel_label(name), _LONGEST_LABEL)
         kind, short = known
-        device = _integer(arguments.get("device"))
+        device = _integer(arguments.get("device"), most=2**31 - 1)
         if kind is KernelKind.COMPUTATION:
             self._trace.other_kernels += 1
             self._other.extend((0, device, start, end, 1))
@@ -213,7 +214,7 @@ class _Gathering:
                 self._unite_other()
         else:
             kernels = self._kernels[kind]
-            shape = (device, _integer(arguments.get("stream")), short, _shape(arguments))
+            shape = (device, _integer(arguments.get("stream"), most=2**62), short, _shape(arguments))
             number = _number_of(shape, self._shapes, self._limits.names)
             if number is None or len(kernels) >= 5 * self._limits.kernels:
                 self._trace.skipped["kernel_limit"] += 1
@@ -272,8 +273,13 @@ def _ns(microseconds: object) -> int | None:
     return found if 0 <= found < _EPOCH_LARGEST else None
 
 
-def _integer(value: object, unknown: int = 0) -> int:
-    """A number that is not negative and fits 63 bits, also as text; else `unknown`."""
+def _process(value: object) -> int:
+    """The number of a process or thread, as Linux has them; 0 if it is none."""
+    return _integer(value, most=2**32 - 1)
+
+
+def _integer(value: object, unknown: int = 0, *, most: int = 2**63 - 1) -> int:
+    """A number from 0 to `most`, also as text; else `unknown`."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
-    return value if isinstance(value, int) and 0 <= value < 2**63 else unknown
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else unknown
