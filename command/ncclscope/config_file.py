@@ -35,7 +35,7 @@ MOST_BYTES: Final = 1 << 20
 TABLES: Final = ("agent", "serve")
 _ALL_TABLES: Final = (*TABLES, "detect")
 _PATH: Final = "ncclscope.config_file"
-_HEADER: Final = re.compile(r"\s*\[\s*([^\]]+?)\s*\]")
+_HEADER: Final = re.compile(r"\s*\[([^\]]+)\]")
 _NOT_IN_FILES: Final = frozenset({"config", "help", "version"})
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
@@ -265,7 +265,8 @@ def _lines(text: str, table: str, name: str) -> Iterator[int]:
     for number, line in enumerate(text.splitlines(), 1):
         header = _HEADER.match(line)
         if header is not None:
-            now = header[1].strip('"') if header[1].startswith('"') else header[1]
+            now = header[1].strip()
+            now = now.strip('"') if now.startswith('"') else now
             if not table and now.partition(".")[0] == name:
                 yield number
         elif now == table and assignment.match(line):

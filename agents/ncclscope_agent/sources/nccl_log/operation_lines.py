@@ -68,12 +68,12 @@ TUNING_FRAGMENT: Final = re.compile(rb"\d Bytes -> ")
 
 INIT: Final = re.compile(
     rb"(?:\[Rank \d{1,10}\] )?(?:(ncclComm\w{1,64}) )?comm (0x[0-9a-f]{1,16})"
-    rb" rank (-?\d{1,10}) n[rR]anks (-?\d{1,10}) cudaDev (-?\d{1,10})"
-    rb"(?: nvmlDev (-?\d{1,10}))?(?: busId ([0-9a-f]{1,16}))?"
+    rb" rank (-1|\d{1,9}) n[rR]anks (-1|\d{1,9}) cudaDev (-1|\d{1,9})"
+    rb"(?: nvmlDev (-1|\d{1,9}))?(?: busId ([0-9a-f]{1,16}))?"
     rb"(?: commId 0x([0-9a-f]{1,16})(?= parent))?"  # of parts of others, 2.31
     rb"(?: parent (0x[0-9a-f]{1,16})(?: (?:split|child)Count (-?\d{1,10}))? color (-?\d{1,10}) key (-?\d{1,10}))?"
     rb"(?: commId 0x([0-9a-f]{1,16}))?"
-    rb"(?: localSize (?: ?-?\w{1,32}){1,12})?"  # RCCL: memory of the thread
+    rb"(?: localSize (?: ?-?\w{1,32}+){1,12}+)?"  # RCCL: memory of the thread
     rb" ?- (Init START|Init COMPLETE|Destroy COMPLETE|Abort START|Abort COMPLETE)"
 )
 """The life of a communicator: with and without commId, nvmlDev, busId, parent and entry point."""
@@ -254,7 +254,7 @@ def communicator_event(writer: Writer, message: bytes, line: int, logged_at_ns: 
         nranks=int(nranks),
         cuda_device=_unless(-1, cuda, 10),
         nvml_device=_unless(-1, nvml, 10),
-        bus_id=_unless(_POISON, bus, 16),
+        bus_id=_unless(_POISON, bus, 16, most=2**63 - 1),
         comm_id=_unless(_POISON, comm_id or id_of_part, 16),
         parent=None if parent is None else int(parent, 16),
         split_count=None if split is None else int(split),
@@ -265,11 +265,11 @@ def communicator_event(writer: Writer, message: bytes, line: int, logged_at_ns: 
     )
 
 
-def _unless(unknown: int, text: bytes | None, base: int) -> int | None:
+def _unless(unknown: int, text: bytes | None, base: int, *, most: int = 2**64 - 1) -> int | None:
     if text is None:
         return None
     number = int(text, base)
-    return None if number == unknown else number
+    return None if number == unknown or number > most else number
 
 
 def versions(message: bytes, line: int, writer: Writer | None) -> list[VersionSeen]:
