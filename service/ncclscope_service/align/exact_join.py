@@ -424,7 +424,11 @@ def _units_of_tail(known_units: NDArray[np.int64], begin: int, end: int, period:
 
 
 def _evict_lines(thread: _Thread) -> None:
-    kept = min(HISTORY, _TAIL + _PERIODS_BACK * thread.period) if thread.period else HISTORY
+    """Decided lines are looked at again only where a capture placed some, and all behind them (`_units_of_tail`)."""
+    kept = 0
+    if thread.placed is not None and not thread.has_holes:
+        kept = _PERIODS_BACK * thread.period if thread.period else HISTORY
+    kept = min(HISTORY, _TAIL + kept)
     surplus = thread.frontier - kept
     if surplus > kept // 2:
         thread.lines = thread.lines[surplus:].copy()
