@@ -173,8 +173,13 @@ def _check(name: str, given: Given) -> None:
     kind = FIELDS[name][0]
     if type(given.value) is not kind:
         raise ModelError(f"{given.source}: {name} is {given.value!r}, not {_KINDS[kind]}")
+    most = _MOST.get(name, _MOST_OF_ANYTHING)
+    if isinstance(given.value, int) and given.value > most:
+        raise ModelError(f"{given.source}: {name} is {given.value}, and {most} at most")
 
 
+_MOST: Final[Mapping[str, int]] = dict.fromkeys(("layers", "experts", "pipeline", "chunks"), 65536)
+_MOST_OF_ANYTHING: Final = 2**31 - 1
 _KINDS: Final = {int: "a whole number", bool: "true or false", str: "a word"}
 
 

@@ -322,6 +322,11 @@ def padded_vocabulary(tokens: int, tensor: int, divisible_by: int = 128) -> int:
     """Rows of Megatron-LM's embedding: tokens rounded up to a multiple of divisible_by x tensor.
 
     Source: Megatron-LM core_r0.13.0 `megatron/training/tokenizer/tokenizer.py:_vocab_size_with_padding`.
+
+    Raises:
+        ModelError: one of these is below 1.
     """
     multiple = divisible_by * tensor
+    if multiple < 1:
+        raise ModelError(f"a vocabulary that is a multiple of {divisible_by} x tensor {tensor}")
     return -(-tokens // multiple) * multiple

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from strange_values import strangers
 
 from ncclscope.model import agreeing_rates
 from ncclscope_models.description import Completed, Description, Given, completed, merged, parsed
@@ -174,6 +176,44 @@ def test_a_config_of_hugging_face_gives_the_parameters_of_the_published_model() 
 def test_a_family_that_is_not_known_is_refused() -> None:
     with pytest.raises(ModelError, match="model_type 'mamba' is none of"):
         read_parsed({"model_type": "mamba"}, "config.json")
+
+
+_DEEPSPEED: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3}, "gradient_clipping": 1.0,
+}  # fmt: skip
+_TITAN: dict[str, Any] = {
+    "training": {"seq_len": 2048, "local_batch_size": 2, "global_batch_size": 64},
+    "parallelism": {"data_parallel_shard_degree": 4, "data_parallel_replicate_degree": 2},
+}
+_NEMO: dict[str, Any] = {
+    "trainer": {"devices": 8, "num_nodes": 2, "precision": "bf16"},
+    "model": {"num_layers": 4, "hidden_size": 64, "tensor_model_parallel_size": 2, "optim": {"name": "distributed"}},
+}
+_GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+
+
+@pytest.mark.parametrize(
+    ("content", "beside"),
+    [
+        (LLAMA_8B, list(TRAINING)),
+        (_GPT2, list(TRAINING)),
+        (_DEEPSPEED, ["tensor", "pipeline", "data", "sequence"]),
+        (_TITAN, []),
+        (_NEMO, []),
+    ],
+)
+def test_a_value_of_any_kind_is_taken_or_refused(content: dict[str, Any], beside: list[str]) -> None:
+    """And no number makes more layers or experts than can be counted."""
+    given = Description({"vocabulary": Given(128256, "test"), **{name: TRAINING[name] for name in beside}})
+    shapes = [] if "model_type" in content else [read_parsed(LLAMA_8B, "config.json")]
+    taken = 0
+    for changed in (content, *strangers(content)):
+        if isinstance(changed, dict):
+            with suppress(ModelError):
+                job = completed(merged([*shapes, given, read_parsed(changed, "file")])).job
+                taken += whole_model(job.shape) > 0
+    assert taken or content is _NEMO  # of the shape that it has itself, fields are missing
 
 
 def test_batch_and_accumulation_of_deepspeed_have_to_fit() -> None:

@@ -49,18 +49,45 @@ def model_toml(completed: Completed) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _section(content: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]:
+    """A table of a file; an empty one where the file has none.
+
+    Raises:
+        ModelError: something else stands there.
+    """
+    found = content.get(key)
+    if found is not None and not isinstance(found, Mapping):
+        raise ModelError(f"{name} ({key}): {found!r} is no table of fields")
+    return found or {}
+
+
+def _whole(value: object, source: str) -> Given:
+    """A whole number, which may be written with a point or as text.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        return Given(int(value), source)
+    if isinstance(value, float) and value.is_integer():
+        return Given(int(value), source)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Given(value, source)
+    raise ModelError(f"{source}: {value!r} is no whole number")
+
+
 def read_deepspeed(content: Mapping[str, Any], name: str) -> Description:
     """A DeepSpeed configuration; keys that are "auto" say nothing.
 
     Source: DeepSpeed 0.16 `runtime/config.py`.
     """
     fields = {"framework": Given("deepspeed", f"{name} (a configuration of DeepSpeed)")}
-    zero = content.get("zero_optimization", {})
+    zero = _section(content, "zero_optimization", name)
 
     def take(field: str, where: Mapping[str, Any], key: str) -> None:
         value = where.get(key)
         if value is not None and value != "auto":
-            fields[field] = Given(int(value), f"{name} ({key})")
+            fields[field] = _whole(value, f"{name} ({key})")
 
     take("micro_batch", content, "train_micro_batch_size_per_gpu")
     take("global_batch", content, "train_batch_size")
@@ -68,10 +95,13 @@ def read_deepspeed(content: Mapping[str, Any], name: str) -> Description:
     take("zero_stage", zero, "stage")
     fields.setdefault("zero_stage", Given(0, f"{name} (no stage)"))
     for precision, key in (("FP16", "fp16"), ("BF16", "bf16")):
-        if content.get(key, {}).get("enabled") is True:
+        if _section(content, key, name).get("enabled") is True:
             fields["precision"] = Given(precision, f"{name} ({key}.enabled)")
-    if "gradient_clipping" in content and content["gradient_clipping"] != "auto":
-        fields["clip_gradients"] = Given(float(content["gradient_clipping"]) > 0, f"{name} (gradient_clipping)")
+    norm = content.get("gradient_clipping", "auto")
+    if norm is not None and norm != "auto":
+        if not isinstance(norm, int | float):
+            raise ModelError(f"{name} (gradient_clipping): {norm!r} is no number")
+        fields["clip_gradients"] = Given(norm > 0, f"{name} (gradient_clipping)")
     return Description(fields)
 
 
@@ -95,29 +125,33 @@ def read_torchtitan(content: Mapping[str, Any], name: str) -> Description:
     for field, section, key, without in _TORCHTITAN:
         value = content[section].get(key, without)
         if value is not None and value != -1:
-            fields.setdefault(field, Given(int(value), f"{name} ({section}.{key})"))
+            fields.setdefault(field, _whole(value, f"{name} ({section}.{key})"))
     parallelism = content["parallelism"]
-    shard = parallelism.get("data_parallel_shard_degree", -1)
-    replicas = parallelism.get("data_parallel_replicate_degree", 1)
-    if shard > 0:
-        fields["shard"] = Given(shard, f"{name} (parallelism.data_parallel_shard_degree)")
-        fields["data"] = Given(shard * replicas, f"{name} (shard x replicate degree)")
+    shard, replicas = (
+        _whole(
+            parallelism.get(f"data_parallel_{key}_degree", default), f"{name} (parallelism.data_parallel_{key}_degree)"
+        )
+        for key, default in (("shard", -1), ("replicate", 1))
+    )
+    if int(shard.value) > 0:
+        fields["shard"] = shard
+        fields["data"] = Given(int(shard.value) * int(replicas.value), f"{name} (shard x replicate degree)")
     policy = parallelism.get("fsdp_reshard_after_forward", "default")
     if policy in ("always", "never"):
         fields["reshard_after_forward"] = Given(policy == "always", f"{name} (parallelism.fsdp_reshard_after_forward)")
     mixed = content["training"].get("mixed_precision_param", "bfloat16")
     names = {"bfloat16": "BF16", "float32": "FP32", "float16": "FP16"}
-    fields["precision"] = Given(names[mixed], f"{name} (training.mixed_precision_param)")
+    fields["precision"] = Given(names.get(str(mixed), str(mixed)), f"{name} (training.mixed_precision_param)")
     reduced = content["training"].get("mixed_precision_reduce", "float32")
     fields["gradients_fp32"] = Given(reduced == "float32", f"{name} (training.mixed_precision_reduce)")
-    mode = content.get("activation_checkpoint", {}).get("mode", "none")
+    mode = _section(content, "activation_checkpoint", name).get("mode", "none")
     fields["recompute"] = Given(str(mode), f"{name} (activation_checkpoint.mode)")
     return Description(fields)
 
 
 def read_nemo(content: Mapping[str, Any], name: str) -> Description:
     """NeMo's YAML: Megatron-LM's options under `model`, devices and nodes under `trainer`."""
-    model, trainer = content["model"], content.get("trainer", {})
+    model, trainer = content["model"], _section(content, "trainer", name)
     arguments = {key: (str(value), f"{name} (model.{key})") for key, value in model.items()}
     fields = fields_of_arguments(arguments, name)
     precision = str(model.get("precision", trainer.get("precision", "")))
@@ -142,8 +176,8 @@ def read_nemo(content: Mapping[str, Any], name: str) -> Description:
         fields["norm"] = Given("LayerNorm", f"{name} (model.normalization)")
     queries = model.get("num_query_groups")
     if queries is not None:
-        fields["kv_heads"] = Given(int(queries), f"{name} (model.num_query_groups)")
-    if str(model.get("optim", {}).get("name", "")).startswith("distributed"):
+        fields["kv_heads"] = _whole(queries, f"{name} (model.num_query_groups)")
+    if str(_section(model, "optim", name).get("name", "")).startswith("distributed"):
         fields["distributed_optimizer"] = Given(True, f"{name} (model.optim.name)")
     if "activations_checkpoint_granularity" in model:
         mode = model["activations_checkpoint_granularity"] or "none"

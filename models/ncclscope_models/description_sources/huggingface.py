@@ -62,8 +62,9 @@ def read_config(config: Mapping[str, Any], name: str) -> Description:
             if value is not None:
                 fields[field] = Given(value, f"{name} ({key})")
                 break
-    if "ffn" not in fields and family == "gpt2" and "hidden" in fields:
-        fields["ffn"] = Given(4 * int(fields["hidden"].value), f"{name} (n_inner is not set: 4 x n_embd)")
+    hidden = fields["hidden"].value if "hidden" in fields else None
+    if "ffn" not in fields and family == "gpt2" and isinstance(hidden, int):
+        fields["ffn"] = Given(4 * hidden, f"{name} (n_inner is not set: 4 x n_embd)")
     if family == "gpt2":
         rows = config.get("n_positions", 1024)
         fields["positions_learned"] = Given(rows, f"{name} (n_positions)")

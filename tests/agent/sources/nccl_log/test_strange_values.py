@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -38,7 +38,7 @@ def read(text: str) -> list[Batch]:
 
 
 @contextmanager
-def ended() -> Iterator[None]:
+def ended() -> Generator[None]:
     """What takes longer than that is broken off."""
 
     def stop(_signal: int, _frame: object) -> None:
