@@ -48,7 +48,7 @@ def read_calibrations(paths: tuple[Path, ...]) -> list[Calibration]:
     for path in paths:
         try:
             found += calibrations_of(json.loads(path.read_bytes()), str(path))
-        except ValueError as error:  # of JSON, of text, or a ModelError
+        except (ValueError, RecursionError) as error:  # of JSON, of text, or a ModelError
             raise click.UsageError(f"--calibration: {path}: {error}") from error
     return found
 

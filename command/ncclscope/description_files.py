@@ -106,7 +106,7 @@ def _parsed(path: Path) -> Mapping[str, Any] | None:
     text = path.read_text(encoding="utf-8")
     try:
         content: object = _yaml(text, path) if path.suffix.startswith(".y") else _json_or_toml(text, path)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: no table of fields")

@@ -106,7 +106,7 @@ def calibrations_of(document: object, name: str) -> list[Calibration]:
         if whole["format"] != FORMAT:
             raise ModelError(f"{name} has format {whole['format']!r}, not {FORMAT}")
         return [_calibration(job) for job in whole["jobs"]]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"{name} is no calibration.json of ncclscope ({type(error).__name__}: {error})") from error
