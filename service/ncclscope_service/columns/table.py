@@ -2,7 +2,7 @@
 
 A table has one contiguous array for each column, so that a stage pays for the columns that it reads and no others.
 
-A large table reserves much address space, and takes memory only for rows that are written.
+A large table reserves much address space, and takes memory only for rows that are written and not yet dropped.
 
 A table that moves to larger memory stands still meanwhile: not for the copying, but since memory that was never written
 to has to be found by the system (on a virtual machine up to 3 seconds for a gigabyte). If there is address space behind
@@ -29,10 +29,9 @@ _Column: TypeAlias = NDArray[Any]
 
 _FIRST_CAPACITY: Final = 1024
 _DROPPED_TO_KEPT: Final = 0.5
-"""Rows are moved to the front when this share of them was dropped there: each is moved twice at most while it is kept,
-and memory is written to for half as many again as are kept."""
-_MOST_USED: Final = 3
-"""Memory that was written to is given back when it is this many times what is needed: all but half as much."""
+"""At the end of its address space a large table moves its rows to the front, if as many as this share were dropped."""
+_RELEASED_AT_ONCE: Final = 1 / 8
+"""Of the rows that are kept: as many are dropped before their memory is given back."""
 LARGE_BYTES: Final = 16 * 2**20
 """Tables of less are moved when they grow: a twentieth of a second."""
 _RESERVED_BYTES: Final = 4 * 2**30
@@ -144,8 +143,7 @@ class Table:
     What is not known yet takes no memory: a column ends behind the last row that something was written to there.
 
     Appending is amortised O(rows); ids are absolute (`first` is the id of the oldest row kept). A large table stays
-    where it is: rows that are kept are moved to the front of it over those that were dropped, before memory is used
-    that was never written to.
+    where it is and goes on to the end of what it reserved; memory of dropped rows is given back by later appends.
     """
 
     def __init__(
@@ -173,8 +171,6 @@ class Table:
         self._end = 0
         self._written = dict.fromkeys(dtype.names or (), 0)
         """Where each column ends: what rows behind have there is unknown."""
-        self._used = dict.fromkeys(dtype.names or (), 0)
-        """Values of each column, from the front of the memory, that were ever written to."""
         self.first = 0
 
     @property
@@ -185,7 +181,8 @@ class Table:
     @property
     def used_bytes(self) -> int:
         """The memory that was written to, for rows that are kept and others."""
-        return sum(used * self._stored[name].itemsize for name, used in self._used.items())
+        begin = self._reserved.begin if self._reserved is not None else 0
+        return sum(max(0, end - begin) * self._stored[name].itemsize for name, end in self._written.items())
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -211,7 +208,6 @@ class Table:
                 self._write_up_to(name, self._end)
                 self._columns[name][self._end : end] = values
                 self._written[name] = end
-                self._used[name] = max(self._used[name], end)
         first_id = self.next_id
         self._end = end
         return np.arange(first_id, first_id + amount, dtype=np.int64)
@@ -261,7 +257,7 @@ class Table:
         compacted._stored = self._stored
         for name, column in self._columns.items():
             compacted._columns[name] = own = column[self._begin : max(self._begin, self._written[name])]
-            compacted._written[name] = compacted._used[name] = len(own)
+            compacted._written[name] = len(own)
         compacted._capacity = compacted._end = len(self)
         compacted.first = self.first
         return compacted
@@ -297,31 +293,29 @@ class Table:
             self._columns[name] = grown
         self._columns[name][max(written, self._begin) : end] = self._unknown[name][0]
         self._written[name] = end
-        self._used[name] = max(self._used[name], end)
 
     def _make_room(self, amount: int) -> None:
         """Makes room for `amount` rows behind the last one."""
+        if self._reserved is not None and self._begin - self._reserved.begin > _RELEASED_AT_ONCE * len(self):
+            self._reserved.release_before(self._begin)
+        if self._end + amount <= self._capacity:
+            return
         needed = len(self) + amount
-        is_much = self.used_bytes > max(self._large_bytes, _MOST_USED * needed * self.dtype.itemsize)
-        is_new = self._end + amount > max(self._used.values())
-        if (is_new or is_much) and self._begin and self._begin >= _DROPPED_TO_KEPT * len(self):
-            for name, column in self._columns.items():
-                _move_to_front(column, self._begin, self._written[name])
-                self._written[name] = max(0, self._written[name] - self._begin)
-            self._begin, self._end = 0, len(self)
-            if is_much:
-                self._give_back(needed)
-        if self._end + amount > self._capacity:
-            self._move(needed)
-
-    def _give_back(self, needed: int) -> None:
-        """Keeps half of the memory that would be too much: what it takes to go on as long as `needed` rows are kept."""
-        if self._reserved is None:
+        if self._reserved is None or needed > self._capacity or self._begin < _DROPPED_TO_KEPT * len(self):
             self._move(needed)
         else:
-            most = _MOST_USED * needed // 2
-            self._used = {name: min(used, most) for name, used in self._used.items()}
-            self._reserved.release_from(most)
+            self._move_to_front(self._reserved)
+
+    def _move_to_front(self, reserved: Reserved) -> None:
+        """Moves what is kept over what was dropped, in the memory that there is."""
+        left = dict[str, tuple[int, int]]()
+        for name, column in self._columns.items():
+            written = self._written[name]
+            _move_to_front(column, self._begin, written)
+            self._written[name] = max(0, written - self._begin)
+            left[name] = self._written[name], max(written, self._begin)
+        reserved.release(left)
+        reserved.begin, self._begin, self._end = 0, 0, len(self)
 
     def _move(self, needed: int) -> None:
         """Takes other memory, with room for more than is needed."""
@@ -334,7 +328,7 @@ class Table:
         for name, column in self._columns.items():
             own = column[self._begin : max(self._begin, self._written[name])]
             moved[name][: len(own)] = own
-            self._written[name] = self._used[name] = len(own)
+            self._written[name] = len(own)
         self._columns, self._begin, self._end = moved, 0, len(self)
 
 
@@ -345,6 +339,8 @@ class Reserved:
         """Raises OSError if the system refuses that much."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # private: a child of this process does not see what is written
         self.capacity = capacity
+        self.begin = 0
+        """Rows before it have no memory any more."""
         sizes = {name: _whole_pages(capacity * dtype[name].itemsize) for name in dtype.names or ()}
         self._memory = mmap.mmap(-1, sum(sizes.values()), flags=flags)
         self.columns: dict[str, _Column] = {}
@@ -353,15 +349,24 @@ class Reserved:
             self.columns[name] = np.frombuffer(self._memory, dtype[name], capacity, begin)
             begin += size
 
-    def release_from(self, row: int) -> None:
-        """Gives the memory of all rows from this one on back; they may be written again."""
-        begin = 0
-        for column in self.columns.values():
-            end = begin + _whole_pages(column.nbytes)
-            released = begin + _whole_pages(row * column.itemsize)
-            if released < end:
-                self._memory.madvise(mmap.MADV_DONTNEED, released, end - released)
-            begin = end
+    def release_before(self, row: int) -> None:
+        """Gives back the memory of all rows before this one."""
+        self.release(dict.fromkeys(self.columns, (0, row)))
+        self.begin = row
+
+    def release(self, rows: Mapping[str, tuple[int, int]]) -> None:
+        """Gives back the pages that hold nothing but these rows of each column, from one up to another.
+
+        The rows may be written again.
+        """
+        at = 0
+        for name, column in self.columns.items():
+            begin, end = rows[name]
+            first = _whole_pages(begin * column.itemsize)
+            last = end * column.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < last:
+                self._memory.madvise(mmap.MADV_DONTNEED, at + first, last - first)
+            at += _whole_pages(column.nbytes)
 
 
 def reserve(dtype: np.dtype[np.void], needed: int) -> Reserved:

@@ -42,6 +42,7 @@ _Restored = TypeVar("_Restored")
 _Dtype: TypeAlias = "np.dtype[Any]"
 
 RENAMED: Final[dict[str, str]] = {
+    "ncclscope_service.columns.table:Table._used": "_written",  # in a state both were the same
     "ncclscope_service.detect.bandwidth:BandwidthDrop._unlocated_since": "_slow_since",
     "ncclscope_service.intake.name_limits": "ncclscope_service.intake.limits",
     "ncclscope_service.intake.content_limits": "ncclscope_service.intake.limits",
