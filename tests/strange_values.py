@@ -1,4 +1,4 @@
-"""A value of JSON with one place that is something else."""
+"""Values of JSON in which one place holds something else, for readers of what others wrote."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STRANGE: Final[tuple[object, ...]] = (
 )
 
 
-def strangers(value: Any) -> Iterator[Any]:
+def with_strange_values(value: Any) -> Iterator[Any]:
     """The value with each of these in each of its places, one at a time."""
     for path in _paths(value):
         for other in STRANGE:

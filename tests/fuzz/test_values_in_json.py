@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fuzz.targets import TARGETS
-from strange_values import strangers
+from strange_values import with_strange_values
 
 
 def documents(name: str) -> list[list[Any]]:
@@ -31,7 +31,7 @@ def test_any_value_in_any_place_is_taken_or_left_out(name: str) -> None:
     tried = 0
     for lines in documents(name):
         for at, line in enumerate(lines):
-            for other in strangers(line):
+            for other in with_strange_values(line):
                 changed = [*lines[:at], other, *lines[at + 1 :]]
                 TARGETS[name].check("\n".join(map(json.dumps, changed)).encode() + b"\n" * (name == "inspector"))
                 tried += 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strange_values import strangers
+from strange_values import with_strange_values
 
 from ncclscope.model import agreeing_rates
 from ncclscope_models.description import Completed, Description, Given, completed, merged, parsed
@@ -208,7 +208,7 @@ def test_a_value_of_any_kind_is_taken_or_refused(content: dict[str, Any], beside
     given = Description({"vocabulary": Given(128256, "test"), **{name: TRAINING[name] for name in beside}})
     shapes = [] if "model_type" in content else [read_parsed(LLAMA_8B, "config.json")]
     taken = 0
-    for changed in (content, *strangers(content)):
+    for changed in (content, *with_strange_values(content)):
         if isinstance(changed, dict):
             with suppress(ModelError):
                 job = completed(merged([*shapes, given, read_parsed(changed, "file")])).job

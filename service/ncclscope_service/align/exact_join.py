@@ -424,11 +424,10 @@ def _units_of_tail(known_units: NDArray[np.int64], begin: int, end: int, period:
 
 
 def _evict_lines(thread: _Thread) -> None:
-    """Decided lines are looked at again only where a capture placed some, and all behind them (`_units_of_tail`)."""
-    kept = 0
-    if thread.placed is not None and not thread.has_holes:
-        kept = _PERIODS_BACK * thread.period if thread.period else HISTORY
-    kept = min(HISTORY, _TAIL + kept)
+    """Decided lines are read again only where a capture placed some, and all behind them (`_units_of_tail`)."""
+    is_read_again = thread.placed is not None and not thread.has_holes
+    periods = _PERIODS_BACK * thread.period or HISTORY
+    kept = min(HISTORY, _TAIL + periods) if is_read_again else _TAIL
     surplus = thread.frontier - kept
     if surplus > kept // 2:
         thread.lines = thread.lines[surplus:].copy()

@@ -18,7 +18,7 @@ import numpy as np
 
 from ncclscope_agent.sources.dictionaries import Strings, Threads
 from ncclscope_agent.sources.kineto.collectives import Group
-from ncclscope_agent.sources.kineto.json_stream import text_of
+from ncclscope_agent.sources.kineto.json_stream import number_of, text_of
 from ncclscope_agent.sources.kineto.trace import Matrix, Trace, TraceLimits, gather
 from ncclscope_agent.sources.nsys.kernel_names import KernelKind
 from ncclscope_agent.sources.nsys.open_export import fault, look_at
@@ -166,8 +166,7 @@ class _Batches:
     def _rank(self) -> int | None:
         """The global rank."""
         distributed = self._trace.members.get("distributedInfo")
-        rank = distributed.get("rank") if isinstance(distributed, dict) else None
-        return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+        return number_of(distributed.get("rank")) if isinstance(distributed, dict) else None
 
     def _mine(self) -> Iterator[tuple[Group, int, int]]:
         """The groups that this rank is in, with their pointers and its rank there."""

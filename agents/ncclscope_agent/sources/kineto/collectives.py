@@ -16,7 +16,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
 
-from ncclscope_agent.sources.kineto.json_stream import text_of
+from ncclscope_agent.sources.kineto.json_stream import number_of, text_of
 from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, OPERATION_CODES
 
 
@@ -148,7 +148,7 @@ class CallReader:
         if group is None:
             return "without_group"
         data_type = _NUMBERS.get(_DATA_TYPES.get(str(arguments.get("dtype")), ""))
-        count = _number(arguments.get("Out msg nelems" if counted is _Count.OUT else "In msg nelems"))
+        count = number_of(arguments.get("Out msg nelems" if counted is _Count.OUT else "In msg nelems"))
         peer = self._peer(op, group, arguments)
         if data_type is None or count is None or peer is None:
             return "incomplete"
@@ -163,7 +163,7 @@ class CallReader:
     def _peer(self, op: str, group: Group, arguments: Mapping[str, object]) -> int | None:
         if op not in ("Send", "Recv"):
             return NO_NUMBER
-        peer = _number(arguments.get("Dst Rank" if op == "Send" else "Src Rank"))
+        peer = number_of(arguments.get("Dst Rank" if op == "Send" else "Src Rank"))
         return group.ranks.index(peer) if peer in group.ranks else None
 
     def _group(self, arguments: Mapping[str, object]) -> Group | None:
@@ -188,9 +188,9 @@ class CallReader:
 def _group(name: str, ranks: object, arguments: Mapping[str, object], most: int) -> Group | None:
     """The group that these arguments describe; None if they do not, or it has more ranks than `most`."""
     found = _ranks(ranks)
-    size = _number(arguments.get("Group size"))
+    size = number_of(arguments.get("Group size"))
     if found is None or len(found) != size:  # cut short: every so many ranks from the first on, if it says so
-        first, stride = _number(arguments.get("Global rank start")), _number(arguments.get("Global rank stride"))
+        first, stride = number_of(arguments.get("Global rank start")), number_of(arguments.get("Global rank stride"))
         if first is None or not stride or not size or size > min(most, _MOST_RANKS):
             return None
         if first + (size - 1) * stride > _LARGEST_RANK:
@@ -212,10 +212,5 @@ def _ranks(value: object) -> tuple[int, ...] | None:
             return None
     if not isinstance(value, list) or not value or len(value) > _MOST_RANKS:
         return None
-    ranks = tuple(rank for rank in value if _number(rank, _LARGEST_RANK) is not None)
+    ranks = tuple(rank for rank in value if number_of(rank, _LARGEST_RANK) is not None)
     return ranks if len(ranks) == len(value) == len(set(ranks)) else None
-
-
-def _number(value: object, most: int = 2**63 - 1) -> int | None:
-    """A number from 0 to `most`."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None

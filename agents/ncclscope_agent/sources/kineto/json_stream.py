@@ -234,6 +234,11 @@ def text_of(value: object, most: int) -> str:
     return value[:most].encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
+def number_of(value: object, most: int = 2**63 - 1) -> int | None:
+    """A number from 0 to `most`; None if it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
+
+
 def first_text(data: bytes, most: int) -> bytes:
     """The beginning of a trace that may be packed, for looking at it; empty if it is damaged."""
     if not data.startswith(GZIP_MAGIC):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_agent.sources.kineto.collectives import Call, CallReader
-from ncclscope_agent.sources.kineto.json_stream import Event, JsonStream, TraceError, text_of
+from ncclscope_agent.sources.kineto.json_stream import Event, JsonStream, TraceError, number_of, text_of
 from ncclscope_agent.sources.nsys.busy import INTERVAL, BusyUnion
 from ncclscope_agent.sources.nsys.kernel_names import KernelKind, kernel_kind, kernel_label
 from ncclscope_wire.terms import NO_NUMBER
@@ -282,4 +282,5 @@ def _integer(value: object, unknown: int = 0, *, most: int = 2**63 - 1) -> int:
     """A number from 0 to `most`, also as text; else `unknown`."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else unknown
+    number = number_of(value, most)
+    return unknown if number is None else number

@@ -38,8 +38,8 @@ def read(text: str) -> list[Batch]:
 
 
 @contextmanager
-def ended() -> Generator[None]:
-    """What takes longer than that is broken off."""
+def timer() -> Generator[None]:
+    """A block in which the timer of the process raises TimeoutError."""
 
     def stop(_signal: int, _frame: object) -> None:
         raise TimeoutError
@@ -67,7 +67,7 @@ def test_a_number_that_no_column_holds_spoils_no_batch() -> None:
 @pytest.mark.slow
 def test_no_repeated_text_holds_the_reader() -> None:
     tried = 0
-    with ended():
+    with timer():
         for sample in samples():
             for nth, place in enumerate(re.finditer(r"\w+|[^\w\s]+|\s+", sample.text)):
                 repeated = _REPEATED[nth % len(_REPEATED)] * 200
