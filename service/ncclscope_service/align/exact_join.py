@@ -191,7 +191,7 @@ class ExactJoin:
             is_known = final or begins_with_log is not None
             thread.is_broken |= is_known  # a guess is no better than what others say
             return is_known
-        place = self._without_strangers(thread, calls, place)
+        place = _without_doubtful(thread, self._without_strangers(thread, calls, place))
         self._record_place(thread, calls, correlation_ids, place)
         self._decide_gap(tid, thread, chunk, place)
         self._decide(thread, chunk, place, mine, units)
@@ -372,6 +372,17 @@ class ExactJoin:
     def _give_up_lines(self, thread: _Thread, until: int, *, is_known: bool) -> None:
         self._out.append(self._unmatched_rows(thread.lines[thread.frontier : until], not is_known))
         thread.frontier = max(thread.frontier, until)
+
+
+def _without_doubtful(thread: _Thread, place: Place) -> Place:
+    """Takes out lines beside a lost one that was like them: which of them it was, lines of other threads tell."""
+    lines = thread.lines[place.held.start : place.held.stop]
+    if not lines["is_lost"].any():
+        return place
+    run = np.cumsum(np.logical_or.reduce([_differs(lines[name]) for name in ("member", "kind", "bytes", "text")]))
+    is_doubtful = np.isin(run, run[lines["is_lost"]]) & ~lines["is_lost"]
+    is_sure = ~is_doubtful[place.lines - place.held.start]
+    return replace(place, lines=place.lines[is_sure], calls=place.calls[is_sure])
 
 
 def _call_bytes(rows: Columns) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, lgamma, log, log1p
+from math import ceil, exp, inf, lgamma, log, log1p
 from typing import Final
 
 import numpy as np
@@ -152,27 +152,52 @@ class _Program:
     ) -> tuple[int | None, bool, list[int]]:
         first, behind = symbols[0], symbols[1:]
         if place is None:
-            found = self.places.get(first, [])[:_FIRST_TRIED]
-            return min(found, key=lambda each: self.cost(behind, each)) if found else None, False, []
-        tried = [
-            (min(each, _MANY + _EACH_OF_MANY * each) + self.cost(behind, self.behind(place, each + 1)), each)
-            for each in self.ahead(first, place)
-        ]
-        if not tried or min(tried)[0] > (_STRANGE if is_strange else _OUT_OF_PLACE) + self.cost(behind, place):
+            found, least = None, inf
+            for each in self.places.get(first, [])[:_FIRST_TRIED]:
+                cost = self.cost(behind, each, below=least)
+                if cost < least:
+                    found, least = each, cost
+            return found, False, []
+        amount, least = None, inf
+        for each in self.ahead(first, place):
+            own = min(each, _MANY + _EACH_OF_MANY * each)
+            cost = own + self.cost(behind, self.behind(place, each + 1), below=least - own)
+            if cost < least:
+                amount, least = each, cost
+        strange = _STRANGE if is_strange else _OUT_OF_PLACE
+        if amount is None or strange + self.cost(behind, place, below=least - strange) < least:
             return place, True, []
-        amount = min(tried)[1]
         lost = [self.symbols[self.behind(place, each + 1)] for each in range(amount)]
         return self.behind(place, amount + 1), False, lost
 
-    def cost(self, symbols: list[int], place: int) -> int:
-        """How many calls were lost, or are strange and cost as much, if the one before these is at a place."""
+    def cost(self, symbols: list[int], place: int, *, below: float) -> int:
+        """How many calls were lost, or are strange and cost as much, if the one before these is at a place.
+
+        Ends where it is no longer below a limit.
+        """
+        own, length = self.symbols, len(self.symbols)
         cost = 0
         for symbol in symbols:
-            skipped = next(iter(self.ahead(symbol, place)), _STRANGE)
-            cost += min(_STRANGE, skipped)
-            if skipped <= _STRANGE and symbol in self.places:
-                place = self.behind(place, skipped + 1)
+            if cost >= below:
+                break
+            following = place + 1 if place + 1 < length else 0
+            if own[following] == symbol:
+                place = following
+            elif symbol in self.places:
+                skipped = self._between(place, symbol)
+                cost += min(_STRANGE, skipped)
+                if skipped <= _STRANGE:
+                    place = self.behind(place, skipped + 1)
+            else:
+                cost += _STRANGE
         return cost
+
+    def _between(self, place: int, symbol: int) -> int:
+        """How many calls are between a place and the next one of a symbol."""
+        own = self.places[symbol]
+        nth = bisect_left(own, place + 1)
+        following = own[nth] if nth < len(own) else own[0] + len(self.symbols)
+        return following - place - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ncclscope_service.align.records import COARSE_STAMP_NS
@@ -379,8 +380,8 @@ def _occurrences(lines: Columns, pattern: Columns) -> NDArray[np.int64]:
         if len(places) == 0:
             break
         if at >= _AGREE and len(places) * (len(pattern) - at) <= _COMPARED_AT_ONCE:
-            windows = places[:, None] + np.arange(at, len(pattern))
-            return places[_equal(own[0][windows], own[1][windows], wanted[0][at:], wanted[1][at:]).all(axis=1)]
+            left = [sliding_window_view(column, len(pattern))[places, at:] for column in own]
+            return places[_equal(*left, wanted[0][at:], wanted[1][at:]).all(axis=1)]
         there = places + at
         places = places[_equal(own[0][there], own[1][there], wanted[0][at], wanted[1][at])]
     return places
@@ -398,7 +399,8 @@ def _equal(
     kinds: _Integers, sizes: _Integers, other_kinds: _Integers | np.integer, other_sizes: _Integers | np.integer
 ) -> NDArray[np.bool_]:
     same: NDArray[np.bool_] = kinds == other_kinds
-    same &= (sizes == NO_NUMBER) | (other_sizes == NO_NUMBER) | (sizes == other_sizes)
+    if (other_sizes != NO_NUMBER).any():
+        same &= (sizes == NO_NUMBER) | (other_sizes == NO_NUMBER) | (sizes == other_sizes)
     return same
 
 

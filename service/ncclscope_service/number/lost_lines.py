@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values, group_by
+from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_together, distinct_values, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
 from ncclscope_service.number.line_losses import COLLECTIVE, LineLosses, way_of
@@ -426,17 +426,16 @@ class LostLines:
         """Adds a collective for each of these kernels, like the line beside it; gives their ids."""
         known = self._store
         rows = known.kernels.take(kernels)
-        names = known.kernel_templates_of(rows, "name")["name"].tolist()
-        parsed = [parse_kernel_name(known.strings[name]) for name in names]
+        names = known.kernel_templates_of(rows, "name")["name"]
         self._free = self._free[~np.isin(self._free, kernels)]
         like = known.operations.take(beside["id"])
         added = empty_operations(len(kernels))
         for name in ("source", "process", "member", "iteration", "iteration_by"):
             added[name] = like[name]
-        added["template"] = [
-            self._template(template, _OPERATION_OF.get(name.kernel_class), name.data_type)
-            for template, name in zip(like["template"].tolist(), parsed, strict=True)
-        ]
+        (templates, kernel_names), of = distinct_together(like["template"], names)
+        added["template"] = np.asarray(
+            [self._template(*pair) for pair in zip(templates.tolist(), kernel_names.tolist(), strict=True)], np.int64
+        )[of]
         added["line"] = NO_NUMBER
         added["match"] = Match.LINE_LOST
         added["number_state"] = NumberState.HEALED
@@ -512,26 +511,29 @@ class LostLines:
         if not self._unsized:
             return
         table = self._store.operations
-        hits = np.isin(operations, np.fromiter(self._unsized, np.int64, len(self._unsized)))
-        for row, rank in zip(*(axis.tolist() for axis in np.nonzero(hits)), strict=True):
-            siblings = operations[row][(operations[row] != NO_NUMBER) & ~hits[row]]
-            lost = int(operations[row, rank])
-            if not len(siblings):
-                continue
-            like = table.take(siblings[:1], "template", "message_bytes")
-            at = table.at(np.asarray([lost]))
-            own, other = int(table.take(np.asarray([lost]), "template")["template"][0]), int(like["template"][0])
-            templates = self._store.operation_templates.rows
-            if templates["op"][own] == templates["op"][other]:
-                table.rows.put("template", at, self._sized_template(own, other))
-                table.rows.put("message_bytes", at, like["message_bytes"])
-                self._unsized.discard(lost)
+        lost = np.isin(operations, np.fromiter(self._unsized, np.int64, len(self._unsized)))
+        known = (operations != NO_NUMBER) & ~lost
+        rows, ranks = np.nonzero(lost & known.any(axis=1)[:, None])
+        if not len(rows):
+            return
+        ids, siblings = operations[rows, ranks], operations[rows, known.argmax(axis=1)[rows]]
+        own, like = table.take(ids, "template")["template"], table.take(siblings, "template", "message_bytes")
+        ops = self._store.operation_templates.rows["op"]
+        alike = np.flatnonzero(ops[own] == ops[like["template"]])
+        (owns, others), of = distinct_together(own[alike], like["template"][alike])
+        sized = [self._sized_template(*pair) for pair in zip(owns.tolist(), others.tolist(), strict=True)]
+        at = table.at(ids[alike])
+        table.rows.put("template", at, np.asarray(sized, np.int64)[of])
+        table.rows.put("message_bytes", at, like["message_bytes"][alike])
+        self._unsized.difference_update(ids[alike].tolist())
 
-    def _template(self, beside: int, op: int | None, data_type: int) -> int:
-        """A template of the communicator of another one, with this operation and type (None: with its own)."""
+    def _template(self, beside: int, name_of_kernel: int) -> int:
+        """A template of the communicator of another one, with what a kernel's name tells of its operation."""
+        kernel = parse_kernel_name(self._store.strings[name_of_kernel])
+        op = _OPERATION_OF.get(kernel.kernel_class)
         template = self._store.operation_templates.take(np.asarray([beside]))
         if op is not None:
-            template["op"], template["data_type"] = op, data_type
+            template["op"], template["data_type"] = op, kernel.data_type
             template["op_name"] = self._store.strings.index_of(OPERATIONS[op].name)
         for name in ("reduction", "root"):
             template[name] = NO_NUMBER
