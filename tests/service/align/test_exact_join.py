@@ -135,6 +135,25 @@ def test_lines_that_were_lost_inside_a_capture_cost_only_themselves(payloads: bo
         assert np.count_nonzero(opinions["kernel"] == NO_NUMBER) <= len(told_apart) + unsure
 
 
+def test_which_of_two_equal_lines_in_a_row_was_lost_is_left_to_others() -> None:
+    program = Program(payloads=False)
+    receive = Call("Recv", 1, 0xB0, peer=1)
+    for _ in range(60):
+        program.issue(MAIN, Call("Send", 1, 0xB0, peer=1), receive)
+        program.issue(MAIN, receive)
+        for layer in range(4):
+            program.issue(MAIN, Call("AllReduce", 0, 0xA0, count=1024 + layer))
+    sample = program.rows()
+    sample.operations["text"] = np.arange(len(sample.operations)) % 7
+    sample.operations["text"][2::7] = sample.operations["text"][1::7]
+    lost = np.asarray([7 * 40 + 1, 7 * 50 + 2])
+    left = np.asarray([7 * 40 + 2, 7 * 50 + 1])
+    opinions = joined(np.delete(sample.operations, lost), program.captured(sample, program.span))
+    assert wrong(sample, opinions) == 0
+    assert opinions["operation"][opinions["kernel"] == NO_NUMBER].tolist() == left.tolist()
+    assert (opinions["match"][opinions["kernel"] == NO_NUMBER] == Match.PENDING).all()
+
+
 def test_stamps_tell_which_of_many_equal_lines_was_lost() -> None:
     program = training(20)
     sample = program.rows(stamps=True)
