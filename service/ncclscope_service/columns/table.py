@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
@@ -57,7 +58,7 @@ class Rows:
     one pass for each column: better to `take` some columns.
 
     A column that is asked for by name takes memory for all rows of the view, a copy (`take`, `copy`, `put`) only for
-    those that something was written to: values of rows behind the last written one are unknown, and take none.
+    those between the first and the last that something was written to: values of others are unknown, and take none.
     """
 
     __slots__ = ("_begin", "_end", "_table", "dtype")
@@ -122,10 +123,11 @@ class Rows:
 
     def _values(self, names: Sequence[str], positions: NDArray[np.integer]) -> Iterator[_Column]:
         at = positions + self._begin
-        if positions.size and int(positions.min()) < 0:
+        first = int(positions.min()) if positions.size else 0
+        if first < 0:
             at[positions < 0] += len(self)
-        last = int(at.max()) if at.size else -1
-        return (self._table.values(name, at, last) for name in names)
+        bounds = (self._begin + first if first >= 0 else int(at.min()), int(at.max())) if at.size else (0, -1)
+        return (self._table.values(name, at, bounds) for name in names)
 
     def put(self, name: str, positions: NDArray[np.integer], values: object) -> None:
         """Writes a column at these positions (0 and above)."""
@@ -140,11 +142,15 @@ AnyRows: TypeAlias = Columns | Rows
 class Table:
     """Columns that grow at the end and are forgotten from the front.
 
-    What is not known yet takes no memory: a column ends behind the last row that something was written to there.
+    What is not known yet takes no memory: a column begins at the first row that something was written to there, and
+    ends behind the last one.
 
     Appending is amortised O(rows); ids are absolute (`first` is the id of the oldest row kept). A large table stays
     where it is and goes on to the end of what it reserved; memory of dropped rows is given back by later appends.
     """
+
+    _since: Mapping[str, int] = MappingProxyType({})
+    """Where each column begins: what rows before it have there is unknown. A column that is not named begins at 0."""
 
     def __init__(
         self,
@@ -169,6 +175,7 @@ class Table:
         self._capacity = _FIRST_CAPACITY
         self._begin = 0
         self._end = 0
+        self._since = {}
         self._written = dict.fromkeys(dtype.names or (), 0)
         """Where each column ends: what rows behind have there is unknown."""
         self.first = 0
@@ -182,7 +189,10 @@ class Table:
     def used_bytes(self) -> int:
         """The memory that was written to, for rows that are kept and others."""
         begin = self._reserved.begin if self._reserved is not None else 0
-        return sum(max(0, end - begin) * self._stored[name].itemsize for name, end in self._written.items())
+        return sum(
+            max(0, end - max(begin, self._since.get(name, 0))) * self._stored[name].itemsize
+            for name, end in self._written.items()
+        )
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -205,7 +215,7 @@ class Table:
         for name in given:
             values = new[name]
             if self._unknown is None or (values != self._unknown[name]).any():
-                self._write_up_to(name, self._end)
+                self._cover(name, self._end, self._end)
                 self._columns[name][self._end : end] = values
                 self._written[name] = end
         first_id = self.next_id
@@ -224,7 +234,8 @@ class Table:
 
     def column(self, name: str, begin: int, end: int) -> _Column:
         """A column between these positions; of a packed column a copy that cannot be written to."""
-        self._write_up_to(name, self._begin + end)
+        if begin < end:
+            self._cover(name, self._begin + begin, self._begin + end)
         column = self._columns[name][self._begin + begin : self._begin + end]
         if column.dtype == self.dtype[name]:
             return column
@@ -232,17 +243,17 @@ class Table:
         whole.flags.writeable = False
         return whole
 
-    def values(self, name: str, at: NDArray[np.integer], last: int) -> _Column:
-        """A copy of a column at these positions, of which `last` is the largest."""
-        column, written = self._columns[name][self._begin :], self._written[name] - self._begin
-        if last < written:
-            known: _Column = column[at].astype(self.dtype[name], copy=False)
+    def values(self, name: str, at: NDArray[np.integer], bounds: tuple[int, int]) -> _Column:
+        """A copy of a column at these positions, of which the `bounds` are the least and the largest."""
+        begin, end = self._since.get(name, 0) - self._begin, self._written[name] - self._begin
+        if begin <= bounds[0] and bounds[1] < end:
+            known: _Column = self._whole(name)[self._begin :][at].astype(self.dtype[name], copy=False)
             return known
         assert self._unknown is not None
-        assert last < len(self), "a row was asked for that does not exist"
+        assert bounds[1] < len(self), "a row was asked for that does not exist"
         found: _Column = np.full(at.shape, self._unknown[name][0])
-        is_written = at < written
-        found[is_written] = column[at[is_written]]
+        is_written = (begin <= at) & (at < end)
+        found[is_written] = self._whole(name)[self._begin :][at[is_written]]
         return found
 
     def copy(self) -> Table:
@@ -255,9 +266,12 @@ class Table:
         """The same rows, not copied, with no room to grow (for snapshots)."""
         compacted = Table(self.dtype, unknown=self._unknown, large_bytes=self._large_bytes)
         compacted._stored = self._stored
-        for name, column in self._columns.items():
-            compacted._columns[name] = own = column[self._begin : max(self._begin, self._written[name])]
-            compacted._written[name] = len(own)
+        since = dict[str, int]()
+        for name in self._columns:
+            begin, end = self._kept(name)
+            compacted._columns[name] = self._whole(name)[begin:end]
+            since[name], compacted._written[name] = begin - self._begin, end - self._begin
+        compacted._since = since
         compacted._capacity = compacted._end = len(self)
         compacted.first = self.first
         return compacted
@@ -271,7 +285,7 @@ class Table:
     def put(self, name: str, at: NDArray[np.integer], values: _Column) -> None:
         """Writes a column at these positions."""
         self._fit(name, values)
-        self._write_up_to(name, self._begin + int(at.max()) + 1)
+        self._cover(name, self._begin + int(at.min()), self._begin + int(at.max()) + 1)
         self._columns[name][self._begin :][at] = values
 
     def _fit(self, name: str, values: _Column) -> None:
@@ -281,18 +295,36 @@ class Table:
             self._stored = _with_types(self._stored, {name: full})
             self._move(len(self))
 
-    def _write_up_to(self, name: str, end: int) -> None:
-        """Gives unknown values to rows before that place that have none yet."""
-        written = self._written[name]
-        if written >= end:
+    def _kept(self, name: str) -> tuple[int, int]:
+        """Where the values of a column begin and end that are not dropped; nowhere, at the first row, if none is."""
+        begin, end = max(self._begin, self._since.get(name, 0)), self._written[name]
+        return (begin, end) if begin < end else (self._begin, self._begin)
+
+    def _whole(self, name: str) -> _Column:
+        """A column with room for all rows."""
+        column = self._columns[name]
+        if len(column) < self._capacity:  # of a table that was restored
+            whole = np.empty(self._capacity, self._stored[name])
+            begin = self._since.get(name, 0)
+            whole[begin : begin + len(column)] = column
+            self._columns[name] = column = whole
+        return column
+
+    def _cover(self, name: str, begin: int, end: int) -> None:
+        """Gives unknown values to rows from one place up to another that have none yet, and to all up to those that
+        have.
+        """
+        since, written = self._kept(name)
+        if since < written and since <= begin and end <= written:
             return
-        assert self._unknown is not None
-        if len(self._columns[name]) < end:  # of a table that was restored
-            grown = np.empty(self._capacity, self._stored[name])
-            grown[:written] = self._columns[name]
-            self._columns[name] = grown
-        self._columns[name][max(written, self._begin) : end] = self._unknown[name][0]
-        self._written[name] = end
+        if since == written:
+            since = written = begin
+        for first, last in ((begin, since), (written, end)):
+            if first < last:
+                assert self._unknown is not None
+                self._whole(name)[first:last] = self._unknown[name][0]
+        self._since = {**self._since, name: min(since, begin)}
+        self._written[name] = max(written, end)
 
     def _make_room(self, amount: int) -> None:
         """Makes room for `amount` rows behind the last one."""
@@ -308,28 +340,32 @@ class Table:
 
     def _move_to_front(self, reserved: Reserved) -> None:
         """Moves what is kept over what was dropped, in the memory that there is."""
-        left = dict[str, tuple[int, int]]()
-        for name, column in self._columns.items():
-            written = self._written[name]
-            _move_to_front(column, self._begin, written)
-            self._written[name] = max(0, written - self._begin)
-            left[name] = self._written[name], max(written, self._begin)
+        front, left, since = dict[str, tuple[int, int]](), dict[str, tuple[int, int]](), dict[str, int]()
+        for name in self._columns:
+            begin, end = self._kept(name)
+            _move_to_front(self._whole(name), begin, end, self._begin)
+            since[name] = begin - self._begin
+            front[name], left[name] = (0, since[name]), (end - self._begin, max(end, self._written[name]))
+            self._written[name] = end - self._begin
+        reserved.release(front)
         reserved.release(left)
+        self._since = since
         reserved.begin, self._begin, self._end = 0, 0, len(self)
 
     def _move(self, needed: int) -> None:
         """Takes other memory, with room for more than is needed."""
+        kept = {name: (self._kept(name), self._whole(name)) for name in self._columns}
         if needed * self.dtype.itemsize >= self._large_bytes:
             self._reserved = reserve(self._stored, needed)
             self._capacity, moved = self._reserved.capacity, self._reserved.columns
         else:
             self._reserved, self._capacity = None, max(_FIRST_CAPACITY, 2 * needed)
             moved = _columns(self._stored, self._capacity)
-        for name, column in self._columns.items():
-            own = column[self._begin : max(self._begin, self._written[name])]
-            moved[name][: len(own)] = own
-            self._written[name] = len(own)
-        self._columns, self._begin, self._end = moved, 0, len(self)
+        since = dict[str, int]()
+        for name, ((begin, end), column) in kept.items():
+            since[name], self._written[name] = begin - self._begin, end - self._begin
+            moved[name][since[name] : self._written[name]] = column[begin:end]
+        self._columns, self._since, self._begin, self._end = moved, since, 0, len(self)
 
 
 class Reserved:
@@ -400,13 +436,12 @@ def _whole_pages(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _move_to_front(column: _Column, begin: int, end: int) -> None:
-    """Moves the values from `begin` to `end` to the front, in the memory that the column has.
+def _move_to_front(column: _Column, begin: int, end: int, by: int) -> None:
+    """Moves the values from `begin` to `end` by so many places, in the memory that the column has.
 
-    If the target overlaps the source, numpy copies to new memory first: so no piece is longer than what lies before
-    the first row. Nothing is moved of a column that ends before `begin`.
+    If the target overlaps the source, numpy copies to new memory first: so no piece is longer than that.
     """
-    step = min(begin, _MOVED_AT_ONCE)
+    step = min(by, _MOVED_AT_ONCE)
     for at in range(begin, end, step):
         piece = column[at : min(at + step, end)]
-        column[at - begin : at - begin + len(piece)] = piece
+        column[at - by : at - by + len(piece)] = piece

@@ -124,19 +124,21 @@ def test_a_slice_of_rows_is_a_view_and_rows_by_mask_or_position_are_copies() -> 
     assert (rows[1].item(), rows[["flag", "number"]].tolist()[0]) == ((9, 1.5, True), (False, 1))
 
 
-def test_columns_take_memory_up_to_the_last_row_that_was_written() -> None:
+def test_columns_take_memory_between_the_first_and_the_last_row_that_was_written() -> None:
     table = Table(_PAIR, unknown=np.array([(-1, np.nan, False)], _PAIR))
     table.append({"number": np.arange(1000)})
     bare = table.used_bytes
     assert bare == 8000
     table.rows.put("flag", np.array([99]), values=True)
     table.append({"number": np.arange(3), "flag": np.zeros(3, bool)})
-    assert table.used_bytes == 8 * 1003 + 100
+    assert table.used_bytes == 8 * 1003 + 1
     assert table.rows.values("flag", np.array([99, 1002, -1, 98])).tolist() == [True, False, False, False]
     assert np.isnan(table.take(np.arange(1003), "rate")["rate"]).all()
-    assert table.used_bytes == 8 * 1003 + 100, "copies take no memory of the table"
+    assert table.used_bytes == 8 * 1003 + 1, "copies take no memory of the table"
     assert np.isnan(table.rows[:10]["rate"]).all()
-    assert table.used_bytes == 8 * 1003 + 100 + 80
+    assert table.used_bytes == 8 * 1003 + 1 + 80
+    assert table.rows[90:101]["flag"].tolist() == [*[False] * 9, True, False]
+    assert table.used_bytes == 8 * 1003 + 11 + 80
 
 
 def test_packed_columns_take_four_bytes_until_a_value_needs_more() -> None:

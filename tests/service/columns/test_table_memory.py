@@ -50,8 +50,9 @@ def _resident_bytes() -> int:
 _STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.floats(0, 0.999)),
-        st.tuples(st.just("append"), st.integers(0, 1500)),
+        st.tuples(st.sampled_from(("append", "append known")), st.integers(0, 1500)),
         st.tuples(st.just("drop"), st.floats(0, 1.1)),
+        st.tuples(st.just("view"), st.floats(0, 0.999)),
         st.tuples(st.sampled_from(("copy", "restore")), st.just(0)),
     ),
     max_size=40,
@@ -63,8 +64,12 @@ def test_a_table_is_what_a_list_would_be(steps: list[tuple[str, float]], large_b
     table, begin, end = Table(_ROW, unknown=np.array([(-1, -2)], _ROW), packed=["late"], large_bytes=large_bytes), 0, 0
     late = dict[int, int]()
     for step, amount in steps:
-        if step == "append":
-            ids = table.append(_rows(end, end + int(amount)))
+        if step.startswith("append"):
+            rows = _rows(end, end + int(amount))
+            if step == "append known":
+                rows["late"] = rows["number"]
+                late.update({row: row for row in rows["number"].tolist()})
+            ids = table.append(rows)
             assert ids.tolist() == list(range(end, end + int(amount)))
             end += int(amount)
         elif step == "drop":
@@ -76,6 +81,10 @@ def test_a_table_is_what_a_list_would_be(steps: list[tuple[str, float]], large_b
             table.rows.put("late", table.at(np.array([row])), late[row])
         elif step == "put":
             continue
+        elif step == "view":
+            row = begin + int(amount * (end - begin))
+            part = table.rows[row - begin : row - begin + 50]["late"]
+            assert part.tolist() == [late.get(each, -2) for each in range(row, min(row + 50, end))]
         elif step == "copy":
             before, table = table, table.copy()
             before.rows["number"] = -1
