@@ -56,8 +56,8 @@ _GARBAGE_THRESHOLDS: Final = (20_000, 20, 20)
 """Objects after which Python looks for those that refer to themselves, of which few are made here: by its own
 thresholds (700, 10, 10) that was a twentieth of the work, and a quarter of a second at a time."""
 _TRIM_SECONDS: Final = 5.0
-"""glibc keeps what was freed between arrays that stay: behind a large capture a fifth of the memory. Giving it back takes
-60 ms then, else 5."""
+"""glibc keeps what was freed between arrays that stay: behind a large capture a fifth of the memory. It takes
+60 ms to give it back then, else 5."""
 _ROWS_OF_TICK: Final = 100_000
 """Operations and records of Inspector that are applied between two ticks: half a second of work."""
 _ROWS_WAITING: Final = 3_000_000
