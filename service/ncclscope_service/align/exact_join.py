@@ -191,7 +191,7 @@ class ExactJoin:
             is_known = final or begins_with_log is not None
             thread.is_broken |= is_known  # a guess is no better than what others say
             return is_known
-        place = _without_doubtful(thread, self._without_strangers(thread, calls, place))
+        place = _without_doubtful(thread, calls, self._without_strangers(thread, calls, place))
         self._record_place(thread, calls, correlation_ids, place)
         self._decide_gap(tid, thread, chunk, place)
         self._decide(thread, chunk, place, mine, units)
@@ -374,14 +374,18 @@ class ExactJoin:
         thread.frontier = max(thread.frontier, until)
 
 
-def _without_doubtful(thread: _Thread, place: Place) -> Place:
-    """Takes out lines beside a lost one that was like them: which of them it was, lines of other threads tell."""
+def _without_doubtful(thread: _Thread, calls: Columns, place: Place) -> Place:
+    """Takes out lines beside a lost one that was like them, and what was launched with them.
+
+    Which of them was lost, lines of other threads tell.
+    """
     lines = thread.lines[place.held.start : place.held.stop]
     if not lines["is_lost"].any():
         return place
     run = np.cumsum(np.logical_or.reduce([_differs(lines[name]) for name in ("member", "kind", "bytes", "text")]))
-    is_doubtful = np.isin(run, run[lines["is_lost"]]) & ~lines["is_lost"]
-    is_sure = ~is_doubtful[place.lines - place.held.start]
+    is_doubtful = (np.isin(run, run[lines["is_lost"]]) & ~lines["is_lost"])[place.lines - place.held.start]
+    units = calls["unit"][place.calls]
+    is_sure = ~np.isin(units, units[is_doubtful])
     return replace(place, lines=place.lines[is_sure], calls=place.calls[is_sure])
 
 

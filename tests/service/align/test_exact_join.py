@@ -147,7 +147,7 @@ def test_which_of_two_equal_lines_in_a_row_was_lost_is_left_to_others() -> None:
     sample.operations["text"] = np.arange(len(sample.operations)) % 7
     sample.operations["text"][2::7] = sample.operations["text"][1::7]
     lost = np.asarray([7 * 40 + 1, 7 * 50 + 2])
-    left = np.asarray([7 * 40 + 2, 7 * 50 + 1])
+    left = np.asarray([7 * 40, 7 * 40 + 2, 7 * 50, 7 * 50 + 1])
     opinions = joined(np.delete(sample.operations, lost), program.captured(sample, program.span))
     assert wrong(sample, opinions) == 0
     assert opinions["operation"][opinions["kernel"] == NO_NUMBER].tolist() == left.tolist()
