@@ -120,8 +120,9 @@ class _Program:
         for begin in range(0, len(symbols), length):
             compared = symbols[begin : begin + length]
             differs = compared != self._twice[place : place + len(compared)]
-            if differs.any():
-                return begin + int(differs.argmax())
+            first = int(differs.argmax())
+            if differs[first]:
+                return begin + first
         return len(symbols)
 
     def leaves_over(self, symbols: NDArray[np.int64]) -> bool:
@@ -256,30 +257,31 @@ class _Walk:
         lost: list[int] = []
         nth = 0
         while nth < len(symbols) and self.seen < judged_after:
-            agreeing = 0
             if self.place is not None:
-                agreeing = self.program.agreeing(symbols[nth : nth + judged_after - self.seen], self.place)
+                compared = symbols[nth : nth + judged_after - self.seen]
+                agreeing = self.program.agreeing(compared, self.place)
                 self.place = self.program.behind(self.place, agreeing)
                 self.is_strange &= not agreeing
-            if not agreeing:
-                # Microbatches look alike: which of them a log begins with, a whole step tells.
-                ahead = _AHEAD if self.place is not None else max(_AHEAD, len(self.program.symbols))
-                if not final and nth + ahead >= len(symbols):
+                nth, self.seen, self.calls = nth + agreeing, self.seen + agreeing, self.calls + agreeing
+                if agreeing == len(compared):
+                    continue
+            # Microbatches look alike: which of them a log begins with, a whole step tells.
+            ahead = _AHEAD if self.place is not None else max(_AHEAD, len(self.program.symbols))
+            if not final and nth + ahead >= len(symbols):
+                break
+            since = self.place, self.strange, self.is_strange
+            skipped = self._skipped(symbols[nth : nth + 1 + ahead])
+            if since[0] is not None and len(skipped) >= self.many:
+                made = self._made(skipped, since[0], symbols[nth + 1 :], final=final)
+                if made is None:
+                    self.place, self.strange, self.is_strange = since
                     break
-                since = self.place, self.strange, self.is_strange
-                skipped = self._skipped(symbols[nth : nth + 1 + ahead])
-                if since[0] is not None and len(skipped) >= self.many:
-                    made = self._made(skipped, since[0], symbols[nth + 1 :], final=final)
-                    if made is None:
-                        self.place, self.strange, self.is_strange = since
-                        break
-                    self.left_out += len(skipped) - len(made)
-                    skipped = made
-                before += [nth] * len(skipped)
-                lost += skipped
-                self.lost += len(skipped)
-            nth, self.seen = nth + max(agreeing, 1), self.seen + max(agreeing, 1)
-            self.calls += max(agreeing, 1)
+                self.left_out += len(skipped) - len(made)
+                skipped = made
+            before += [nth] * len(skipped)
+            lost += skipped
+            self.lost += len(skipped)
+            nth, self.seen, self.calls = nth + 1, self.seen + 1, self.calls + 1
         return nth, before, lost
 
     @property
