@@ -115,8 +115,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidates:
-    """In each view of some groups, the rank that it accuses most, and how much is held against it."""
+    """Views that accuse a rank worth considering: one that is late in most windows, by more than the skew with which
+    ends are recorded, costs something, and not by mere chance. How much is held against it, view by view.
+    """
 
+    view: NDArray[np.intp]
     rank: NDArray[np.intp]
     own: Margins
     """Its margins over the others: view by step."""
@@ -124,9 +127,6 @@ class _Candidates:
     largest_ns: NDArray[np.float64]
     firmness: Firmness
     log_evidence: NDArray[np.float64]
-    is_considerable: NDArray[np.bool_]
-    """Whether it is late in most windows, by more than the skew with which ends are recorded, costs something, and not
-    by mere chance."""
 
 
 def strongest_cases(
@@ -137,15 +137,17 @@ def strongest_cases(
     window.
     """
     found = _candidates(judged, pooled, context, window)
+    if found is None:
+        return []
     firmest: dict[int, int] = {}
-    for view in np.flatnonzero(found.is_considerable).tolist():
-        group = int(judged.group[view])
-        if group not in firmest or found.firmness[view] > found.firmness[firmest[group]]:
-            firmest[group] = view
-    return [_case(judged, found, view, blames, context) for _, view in sorted(firmest.items())]
+    for place, group in enumerate(judged.group[found.view].tolist()):
+        if group not in firmest or found.firmness[place] > found.firmness[firmest[group]]:
+            firmest[group] = place
+    return [_case(judged, found, place, blames, context) for _, place in sorted(firmest.items())]
 
 
-def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context, window: int) -> _Candidates:
+def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context, window: int) -> _Candidates | None:
+    """None if there is none, as in most passes: what is cheap to tell is asked first."""
     groups = [context.groups[communicator] for communicator in judged.communicators]
     group, amount = judged.group, len(groups)
     margins = margins_over_others(judged.blames)
@@ -158,38 +160,41 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context, window
     places = np.ones(len(group))
     places[amount : 2 * amount] = np.minimum(LARGEST, medians(judged.operations.astype(np.float64))).astype(np.int64)
     per_step = np.maximum(in_all, middles[views, rank] * places)
-    firm = np.maximum(firmness(own), pooled[views, rank])
+    settings = context.settings.late_rank
+    ranks = np.array([each.global_ranks for each in groups])
+    floors = 1e3 * np.array(
+        [settings.least_same_host_us if len(each.host_set()) == 1 else settings.least_other_host_us for each in groups]
+    )
+    view = np.flatnonzero(
+        (windows.sum(axis=1) >= WINDOWS_BAD)
+        & (ranks[group, rank] != NO_NUMBER)
+        & ((judged.op == ALL_OPS) | (in_all > 0))  # else what it loses there, others lose elsewhere
+        & (largest >= floors[group])
+        & (per_step >= least_per_step(context))
+    )
+    firm = np.maximum(firmness(own[view]), pooled[view, rank[view]])
+    view, firm = view[firm >= _SUPPORTING], firm[firm >= _SUPPORTING]
+    if not len(view):
+        return None
     steps = judged.at_ns.shape[1]
     usual_step = context.step_ns or DEFAULT_STEP_NS
     kinds = [
         (groups[each].parallelism, int(op), judged.is_largest(view))
         for view, (each, op) in enumerate(zip(group.tolist(), judged.op.tolist(), strict=True))
     ]
-    evidence = log_evidence(own, usual_step / places * _jitter(own * places[:, None] / usual_step, kinds))
-    settings = context.settings.late_rank
+    jitter = _jitter(own * places[:, None] / usual_step, kinds)[view]
+    evidence = log_evidence(own[view], usual_step / places[view] * jitter)
     if steps >= max(_MANY_STEPS, WINDOWS_BAD * window):
         sure = np.inf if window == steps_per_window(context) else evidence
         evidence = np.where(firm >= settings.firmness, sure, np.minimum(evidence, settings.evidence - _NOT_ENOUGH))
-    ranks = np.array([each.global_ranks for each in groups])
-    floors = 1e3 * np.array(
-        [settings.least_same_host_us if len(each.host_set()) == 1 else settings.least_other_host_us for each in groups]
-    )
-    is_considerable = (
-        (windows.sum(axis=1) >= WINDOWS_BAD)
-        & (ranks[group, rank] != NO_NUMBER)
-        & ((judged.op == ALL_OPS) | (in_all > 0))  # else what it loses there, others lose elsewhere
-        & (largest >= floors[group])
-        & (per_step >= least_per_step(context))
-        & (firm >= _SUPPORTING)
-    )
     return _Candidates(
-        rank=rank,
-        own=own,
-        per_step_ns=per_step,
-        largest_ns=largest,
+        view=view,
+        rank=rank[view],
+        own=own[view],
+        per_step_ns=per_step[view],
+        largest_ns=largest[view],
         firmness=firm,
         log_evidence=evidence,
-        is_considerable=is_considerable,
     )
 
 
@@ -211,11 +216,12 @@ def _jitter(own: Margins, kinds: Sequence[Hashable]) -> NDArray[np.float64]:
     return jitter
 
 
-def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlames, context: Context) -> Case:
-    """The case against the rank that a view accuses most."""
+def _case(judged: JudgedGroups, found: _Candidates, chosen: int, blames: StepBlames, context: Context) -> Case:
+    """The case against the rank of one of the candidates."""
+    view, rank, own = int(found.view[chosen]), int(found.rank[chosen]), found.own[chosen]
     place = int(judged.group[view])
-    communicator = judged.communicators[place]
-    group, rank, own, at_ns = context.groups[communicator], int(found.rank[view]), found.own[view], judged.at_ns[place]
+    communicator, at_ns = judged.communicators[place], judged.at_ns[place]
+    group = context.groups[communicator]
     steps = blames.steps_at(communicator, at_ns)
     is_last = own > 0
     is_late = own >= np.median(own) / 2
@@ -225,7 +231,8 @@ def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlame
         reverse=True,
     )
     usual_step = context.step_ns or DEFAULT_STEP_NS
-    per_step, share = float(found.per_step_ns[view]), float(is_last.mean())
+    per_step, share = float(found.per_step_ns[chosen]), float(is_last.mean())
+    evidence = float(found.log_evidence[chosen])
     op, hits, blame_ns = _operations_of(steps, rank, int(judged.op[view]))
     hits, blame_ns, largest_ns = hits[:, is_late], blame_ns[:, is_late], steps.largest_ns[rank][is_late]
     last = np.maximum(hits[rank], 1)
@@ -239,7 +246,7 @@ def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlame
         global_rank=group.global_ranks[rank],
         per_step_ns=per_step,
         share=share,
-        largest_ns=float(found.largest_ns[view]),
+        largest_ns=float(found.largest_ns[chosen]),
         longest_ns=longest_ns,
         mean_ns=float(np.median(blame_ns[rank] / last)),
         late_operations=round(float(np.median((2 * largest_ns >= largest_ns[:, :1]).sum(axis=1)))),
@@ -247,13 +254,13 @@ def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlame
         operations=round(float(np.median(hits.sum(axis=0)))),
         cost_ns=cost_ns,
         cost_ratio=cost_ns / usual_step,
-        firmness=float(found.firmness[view]),
-        log_evidence=float(found.log_evidence[view]),
+        firmness=float(found.firmness[chosen]),
+        log_evidence=evidence,
         steps=len(at_ns),
         since_ns=int(at_ns[is_late][0]),
         last_ns=int(at_ns[is_last][-1]),
         wait_share=min(1.0, max(per_step, 0.0) / usual_step),
-        confidence=min(_MOST_CONFIDENCE, posterior(found.log_evidence[view])) * float(steps.confidence[is_last].min()),
+        confidence=min(_MOST_CONFIDENCE, posterior(evidence)) * float(steps.confidence[is_last].min()),
         op=op,
         collectives=tuple(f"{group.comm_id}:{seq}" for _, seq in worst[:_COLLECTIVES_SHOWN]),
     )
@@ -516,11 +523,12 @@ def hidden_lateness(
     margins = margins_over_others(-waits_ns)
     middles = medians(margins)
     own = int(middles.argmax())
+    least_ns = settings.least_share * step_ns / (2 if (group.global_ranks[own],) in is_open else 1)
+    if middles[own] < least_ns or group.global_ranks[own] == NO_NUMBER:
+        return None
     evidence = float(log_evidence(margins[own], np.array(_JITTER * step_ns)))
     windows = medians(margins[own].reshape(WINDOWS, -1)) > 0
-    least_ns = settings.least_share * step_ns / (2 if (group.global_ranks[own],) in is_open else 1)
-    is_late = middles[own] >= least_ns and evidence >= settings.evidence
-    if not is_late or windows.sum() < WINDOWS_BAD or group.global_ranks[own] == NO_NUMBER:
+    if evidence < settings.evidence or windows.sum() < WINDOWS_BAD:
         return None
     rank, late_ns = group.global_ranks[own], float(middles[own])
     hosts = context.hosts_of((rank,))

@@ -83,12 +83,9 @@ def margins_over_others(blames: Blames) -> Margins:
     """Each rank's blame less the largest of any other rank, in each step; ranks are on the last axis but one."""
     if blames.shape[-2] < 2:
         return blames
-    first = blames.argmax(axis=-2)[..., None, :]
-    best = np.take_along_axis(blames, first, axis=-2)
-    others = blames.copy()
-    np.put_along_axis(others, first, -np.inf, axis=-2)
-    margins: Margins = blames - best
-    np.put_along_axis(margins, first, best - others.max(axis=-2, keepdims=True), axis=-2)
+    is_first = blames.argmax(axis=-2)[..., None, :] == np.arange(blames.shape[-2])[:, None]
+    others = np.where(is_first, -np.inf, blames).max(axis=-2, keepdims=True)
+    margins: Margins = blames - np.where(is_first, others, blames.max(axis=-2, keepdims=True))
     return margins
 
 
@@ -264,13 +261,13 @@ def noise_of(baseline: NDArray[np.float64]) -> Noise:
     with heavy tails wanders. Short series underestimate their autocorrelation, which counts for more therefore.
     """
     few = 1.0 / math.sqrt(len(baseline))
-    middle = float(np.median(baseline))
-    mad = 1.4826 * float(np.median(np.abs(baseline - middle)))
+    middle = float(medians(baseline))
+    mad = 1.4826 * float(medians(np.abs(baseline - middle)))
     off = np.clip(baseline - middle, -_WINSOR * max(mad, 1e-9), _WINSOR * max(mad, 1e-9))
     power = float((off**2).sum())
     phi = float((off[1:] * off[:-1]).sum()) / power if power > 0 else 0.0
     phi = min(max(phi + few, 0.0), _MOST_PHI)
-    new = float(np.median(np.abs(off[1:] - phi * off[:-1]))) / _QUARTILE
+    new = float(medians(np.abs(off[1:] - phi * off[:-1]))) / _QUARTILE
     least = _LEAST_SPREAD * _SCALE_OF_SPREAD * math.sqrt(1 - phi**2)
     return Noise(
         middle=middle,
