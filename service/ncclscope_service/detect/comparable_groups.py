@@ -394,12 +394,9 @@ class Siblings:
             group = context.groups.get(shape.communicator)
             if group is not None:
                 families[(shape.op, shape.bucket, *_likeness(group))].append(number)
+        large = [family for family in families.values() if len(family) >= settings.least_groups]
         by_communicator: dict[int, Verdict] = {}
-        for family in families.values():
-            if len(family) < settings.least_groups:
-                continue
-            limits = [context.groups[shapes[number].communicator].limit or math.inf for number in family]
-            compared = list(_compare(family, recent, shapes, np.log(limits), self._slow, settings))
+        for family, compared in zip(large, self._compared(large, recent, shapes, context), strict=True):
             wires = {context.groups[shapes[number].communicator].host_set() for number in family}
             if len(wires) < 2 and not any(verdict.is_slow for verdict in compared):
                 continue  # a fault of wires that all of them cross slows all of them
@@ -409,6 +406,24 @@ class Siblings:
                     by_communicator[verdict.communicator] = verdict
         self._slow = {verdict.communicator for verdict in by_communicator.values() if verdict.is_slow}
         return list(by_communicator.values())
+
+    def _compared(
+        self, families: list[list[int]], recent: RecentWindows, shapes: Sequence[Shape], context: Context
+    ) -> list[list[Verdict]]:
+        """Verdicts of each family, those with as many groups in one go."""
+        found: dict[int, Iterator[list[Verdict]]] = {}
+        for size in set(map(len, families)):
+            alike = [family for family in families if len(family) == size]
+            of_each = [[shapes[number].communicator for number in family] for family in alike]
+            found[size] = _compare(
+                np.array(alike),
+                of_each,
+                recent,
+                np.log([[context.groups[each].limit or math.inf for each in family] for family in of_each]),
+                np.array([[each in self._slow for each in family] for family in of_each]),
+                context.settings.siblings,
+            )
+        return [next(found[len(family)]) for family in families]
 
 
 def _weight(verdict: Verdict) -> tuple[bool, bool, float]:
@@ -425,56 +440,58 @@ def _sizes_by_host(hosts: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(sorted(Counter(hosts).values()))
 
 
-def scatter_of(levels: NDArray[np.float64]) -> float:
-    """How much the windows of a family (group by window) scatter, each group around its own median."""
-    return 1.4826 * float(medians(np.abs(levels - medians(levels)[:, None]).ravel()))
-
-
 def _compare(
-    family: list[int],
+    families: NDArray[np.int64],
+    communicators: list[list[int]],
     recent: RecentWindows,
-    shapes: Sequence[Shape],
     limits: NDArray[np.float64],
-    already_slow: set[int],
+    was_slow: NDArray[np.bool_],
     settings: SiblingsSettings,
-) -> Iterator[Verdict]:
-    """Compares groups that do the same work, given by the numbers of their shapes.
+) -> Iterator[list[Verdict]]:
+    """Compares groups that do the same work, given by the numbers of their shapes: family by group, as `communicators`
+    and all others.
 
     `limits`: what their wires can carry, as a logarithm. None is slow against siblings that are beyond it: such a
     bandwidth is a mistake of ours (of clocks, or of pairs).
     """
-    levels, communicators = recent.level[family], [shapes[number].communicator for number in family]
-    blocks = medians(levels.reshape(len(levels), BLOCKS, BLOCK))
-    least_healthy = min(LEAST_HEALTHY, len(levels) - 1)
-    sought = settings.least_log_loss if len(levels) > 2 else max(settings.least_log_loss, settings.pair_log_loss)
-    best = np.sort(blocks, axis=0)[-max(least_healthy, len(levels) // 3) :].T
+    levels, (amount, size) = recent.level[families], families.shape
+    blocks = medians(levels.reshape(amount, size, BLOCKS, BLOCK))
+    least_healthy = min(LEAST_HEALTHY, size - 1)
+    sought = settings.least_log_loss if size > 2 else max(settings.least_log_loss, settings.pair_log_loss)
+    best = np.sort(blocks, axis=1)[:, -max(least_healthy, size // 3) :].swapaxes(1, 2)
     reference = medians(best)
-    spread = 1.4826 * medians(np.abs(best - reference[:, None]))
-    behind = reference - blocks
+    spread = 1.4826 * medians(np.abs(best - reference[..., None]))
+    behind = reference[:, None] - blocks
     middles = medians(behind)
     least = np.maximum(sought, settings.spreads * spread)
-    noise = scatter_of(levels)
-    # medians of four windows of a correlated series scatter nearly as much as single ones
-    slow = (behind > np.maximum(least, settings.noises * noise)).all(axis=1)
-    was_slow = np.array([communicator in already_slow for communicator in communicators])
+    # how much windows scatter, each group around its own median; medians of four windows of a correlated series scatter
+    # nearly as much as single ones
+    noise = 1.4826 * medians(np.abs(levels - medians(levels)[..., None]).reshape(amount, -1))
+    slow = (behind > np.maximum(least, settings.noises * noise[:, None])[:, None]).all(axis=2)
     slow |= was_slow & (middles > settings.healed_log_loss)  # no flapping at the border
-    own, middle = medians(blocks), float(medians(reference))
-    slow &= (middle <= limits + _OVER_LIMIT) | (own > limits)
-    healthy = (behind < settings.healthy_log_loss).sum(axis=1) > BLOCKS / 2
-    if int(healthy.sum()) < least_healthy:
-        return
-    for place, number in enumerate(family):
-        yield Verdict(
-            communicator=communicators[place],
-            shape=number,
-            is_slow=bool(slow[place]),
-            is_healthy=bool(healthy[place] and not slow[place]),
-            loss=1.0 - math.exp(-middles[place]),
-            level=float(own[place]),
-            reference=middle,
-            noise=noise,
-            since_ns=int(recent.at_ns[number, 0]),
-        )
+    own, middle = medians(blocks), medians(reference)
+    slow &= (middle[:, None] <= limits + _OVER_LIMIT) | (own > limits)
+    healthy = (behind < settings.healthy_log_loss).sum(axis=2) > BLOCKS / 2
+    is_enough = healthy.sum(axis=1) >= least_healthy
+    since_ns = recent.at_ns[families, 0]
+    for place, of_family in enumerate(communicators):
+        columns = (families, slow, healthy, middles, own, since_ns)
+        groups = zip(of_family, *(each[place].tolist() for each in columns), strict=True)
+        yield [
+            Verdict(
+                communicator=communicator,
+                shape=number,
+                is_slow=is_slow,
+                is_healthy=is_healthy and not is_slow,
+                loss=1.0 - math.exp(-behind_by),
+                level=level,
+                reference=float(middle[place]),
+                noise=float(noise[place]),
+                since_ns=began_ns,
+            )
+            for communicator, number, is_slow, is_healthy, behind_by, level, began_ns in groups
+            if is_enough[place]
+        ]
 
 
 QUANTILE: Final = 75
