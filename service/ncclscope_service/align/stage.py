@@ -93,7 +93,7 @@ class MatchWriter:
         kernel_at = kernels.at(matches["kernel"][first])
         kernels.rows["launch"][kernel_at] = ids
         kernels.rows["replay"][kernel_at] = 0
-        plans = self._drain_plans(process, np.unique(matches["kernel"]))
+        plans = self._drain_plans(process, matches["kernel"])
         kernels.rows["launch"][kernels.at(plans["kernel"])] = kernels.take(plans["first"], "launch")["launch"]
         kernels.rows["replay"][kernels.at(plans["kernel"])] = 0
         times = _spans(
@@ -112,7 +112,7 @@ class MatchWriter:
             self._store.skipped[FORGOTTEN_KERNEL] += int(np.count_nonzero(is_gone))
 
     def _drain_plans(self, process: int, firsts: NDArray[np.int64]) -> Columns:
-        """The further kernels of launches that begin with these kernels, each once."""
+        """The further kernels of launches that begin with one of these kernels, each once."""
         plans = self._plans.get(process)
         if plans is None:
             return np.empty(0, PLAN)

@@ -83,7 +83,7 @@ class BucketSums:
             whose = of[mine]
             sums = self._of(bucket, int(whose.max()) + 1)
             for sum_of, value in zip(sums, values, strict=True):
-                np.add.at(sum_of, whose, value[mine])
+                np.add.at(sum_of, whose, value[mine].astype(np.float64))  # 30 times as fast as adding integers
 
     def begins(self) -> dict[int, Floats]:
         """The sums of all buckets that hold something, (columns, groups or more), by when the bucket begins."""

@@ -813,7 +813,7 @@ class Detection:
 
 def _by_second(measured: Columns) -> list[Columns]:
     """Collectives in order of their end, a second at a time; those without a time are left out."""
-    timed = row_ops.filter_rows(measured, measured["end_true_ns"] != NO_TIME_NS)
-    timed = row_ops.take(timed, np.argsort(timed["end_true_ns"], kind="stable"))
-    cuts = np.flatnonzero(np.diff(timed["end_true_ns"] // SECOND_NS)) + 1
-    return [part for part in np.split(timed, cuts) if len(part)]
+    timed = np.flatnonzero(measured["end_true_ns"] != NO_TIME_NS)
+    timed = timed[np.argsort(measured["end_true_ns"][timed], kind="stable")]
+    cuts = np.flatnonzero(np.diff(measured["end_true_ns"][timed] // SECOND_NS)) + 1
+    return [row_ops.take(measured, part) for part in np.split(timed, cuts) if len(part)]
