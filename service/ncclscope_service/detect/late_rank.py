@@ -46,6 +46,7 @@ from ncclscope_service.detect.step_blame import (
     WINDOW_NS,
     WINDOWS,
     ExchangeTimes,
+    MemberSteps,
     StepBlames,
     steps_per_window,
 )
@@ -98,10 +99,12 @@ class LateRank:
         keep = WINDOWS * max(steps_per_window(context), MORE_STEPS) + 2
         remembered = max(keep, min(_REMEMBERED_NS // self._step_ns, _MOST_REMEMBERED))
         exchanges = row_ops.filter_rows(collectives, known & (collectives["rank"] >= 0))
-        self._exchange_waits.ingest_exchanges(exchanges, self._step_ns, keep, of="wait_ns")
+        steps = MemberSteps.of_exchanges(exchanges, self._step_ns)
+        self._exchange_waits.ingest_exchanges(steps, exchanges["wait_ns"], keep)
+        self._exchange_times.ingest_exchanges(steps, exchanges["busy_ns"], keep)
         for_roots = _waits_for_roots(row_ops.filter_rows(collectives, usable & is_rooted), context)
-        for each in (exchanges, for_roots):
-            self._exchange_times.ingest_exchanges(each, self._step_ns, keep)
+        steps = MemberSteps.of_exchanges(for_roots, self._step_ns)
+        self._exchange_times.ingest_exchanges(steps, for_roots["busy_ns"], keep)
         judged = row_ops.filter_rows(collectives, usable & ~is_rooted)
         self._blames.ingest_collectives(judged, self._step_ns, context, remembered)
 

@@ -172,6 +172,8 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context, window
         & (largest >= floors[group])
         & (per_step >= least_per_step(context))
     )
+    if not len(view):
+        return None
     firm = np.maximum(firmness(own[view]), pooled[view, rank[view]])
     view, firm = view[firm >= _SUPPORTING], firm[firm >= _SUPPORTING]
     if not len(view):
@@ -182,7 +184,7 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context, window
         (groups[each].parallelism, int(op), judged.is_largest(view))
         for view, (each, op) in enumerate(zip(group.tolist(), judged.op.tolist(), strict=True))
     ]
-    jitter = _jitter(own * places[:, None] / usual_step, kinds)[view]
+    jitter = _jitter(own * places[:, None] / usual_step, kinds, view)
     evidence = log_evidence(own[view], usual_step / places[view] * jitter)
     if steps >= max(_MANY_STEPS, WINDOWS_BAD * window):
         sure = np.inf if window == steps_per_window(context) else evidence
@@ -198,21 +200,17 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context, window
     )
 
 
-def _jitter(own: Margins, kinds: Sequence[Hashable]) -> NDArray[np.float64]:
-    """How much ranks of a healthy job jitter, by view, as a share of a step: by what other groups of the same kind show
-    if there are enough of them. `own`: margins of the rank that leads each view, as shares of a step.
+def _jitter(own: Margins, kinds: Sequence[Hashable], chosen: NDArray[np.intp]) -> NDArray[np.float64]:
+    """How much ranks of a healthy job jitter, by chosen view, as a share of a step: by what other groups of the same
+    kind show if there are enough of them. `own`: margins of the rank that leads each view, as shares of a step.
     """
-    jitter = np.full(len(own), _JITTER)
+    jitter = np.full(len(chosen), _JITTER)
     off = own - medians(own)[:, None]
-    scatter = np.sqrt(np.mean(off**2, axis=1)) * (1.0 + 2.0 / np.sqrt(own.shape[1]))
-    of_kind: dict[Hashable, list[int]] = {}
-    for view, kind in enumerate(kinds):
-        of_kind.setdefault(kind, []).append(view)
-    for views in of_kind.values():
-        if len(views) > _LEAST_ALIKE and own.shape[1] >= _LEAST_STEPS_ALIKE:
-            for view in views:
-                others = max(scatter[each] for each in views if each != view)
-                jitter[view] = max(_LEAST_JITTER, others)
+    scatter = (np.sqrt(np.mean(off**2, axis=1)) * (1.0 + 2.0 / np.sqrt(own.shape[1]))).tolist()
+    for place, view in enumerate(chosen.tolist()):
+        others = [scatter[each] for each, kind in enumerate(kinds) if kind == kinds[view] and each != view]
+        if len(others) >= _LEAST_ALIKE and own.shape[1] >= _LEAST_STEPS_ALIKE:
+            jitter[place] = max(_LEAST_JITTER, *others)
     return jitter
 
 

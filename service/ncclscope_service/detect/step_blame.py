@@ -464,6 +464,24 @@ class JudgedGroups:
         return len(self.communicators) <= view < 2 * len(self.communicators)
 
 
+@dataclass(frozen=True, slots=True)
+class MemberSteps:
+    """Steps of members in which these had sends and receives, and those of some launches."""
+
+    keys: list[tuple[int, int, int]]
+    """Communicator, its rank, and when the step began."""
+    place: NDArray[np.intp]
+    """By launch: which of these it is of."""
+
+    @classmethod
+    def of_exchanges(cls, exchanges: Columns, step_ns: int) -> MemberSteps:
+        """Of launches of sends and receives (`rows.COLLECTIVE` with a rank)."""
+        numbers = exchanges["end_true_ns"] // step_ns
+        (communicators, ranks, steps), place = distinct_together(exchanges["communicator"], exchanges["rank"], numbers)
+        columns = communicators.tolist(), ranks.tolist(), (steps * step_ns).tolist()
+        return cls([*zip(*columns, strict=True)], place)
+
+
 @dataclass(slots=True)
 class ExchangeTimes:
     """Time in sends and receives, by communicator, its rank and step."""
@@ -474,28 +492,22 @@ class ExchangeTimes:
     _most_launches: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
     """By communicator and rank: in any step so far."""
 
-    def ingest_exchanges(self, exchanges: Columns, step_ns: int, keep: int, *, of: str = "busy_ns") -> None:
-        """Takes launches of sends and receives (`rows.COLLECTIVE` with a rank); `keep` steps of each member stay. `of`:
-        the column that is summed up.
-        """
-        if not len(exchanges):
-            return
-        at = exchanges["end_true_ns"] // step_ns * step_ns
-        keys, inverse = distinct_together(exchanges["communicator"], exchanges["rank"], at)
-        sums, amounts = [0] * len(keys[0]), np.bincount(inverse).tolist()
-        for place, busy_ns in zip(inverse.tolist(), exchanges[of].tolist(), strict=True):
-            sums[place] += busy_ns
-        columns = (*(each.tolist() for each in keys), sums, amounts)
-        for communicator, rank, at_ns, busy_ns, amount in zip(*columns, strict=True):
-            mine = self._by_member.get((communicator, rank))
-            if mine is None:
+    def ingest_exchanges(self, steps: MemberSteps, times_ns: NDArray[np.int64], keep: int) -> None:
+        """Takes how long launches took, or waited; `keep` steps of each member stay."""
+        sums = np.zeros(len(steps.keys), np.int64)
+        np.add.at(sums, steps.place, np.ascontiguousarray(times_ns))
+        columns = steps.keys, sums.tolist(), np.bincount(steps.place).tolist()
+        for (communicator, rank, at_ns), busy_ns, amount in zip(*columns, strict=True):
+            member = communicator, rank
+            mine, launches = self._by_member.get(member), self._launches.get(member)
+            if mine is None or launches is None:
                 if len(self._by_member) >= _MOST_MEMBERS:
                     continue
-                mine = self._by_member[communicator, rank] = {}
+                mine = self._by_member[member] = {}
+                launches = self._launches[member] = Counter()
             mine[at_ns] = mine.get(at_ns, 0) + busy_ns
-            launches = self._launches.setdefault((communicator, rank), Counter())
             launches[at_ns] += amount
-            self._most_launches[communicator, rank] = max(self._most_launches[communicator, rank], launches[at_ns])
+            self._most_launches[member] = max(self._most_launches[member], launches[at_ns])
             if len(mine) > 2 * keep:
                 for old in sorted(mine)[:-keep]:
                     del mine[old], launches[old]

@@ -120,11 +120,12 @@ class LostLines:
         self._losses.process_lines(has_ended, now_ns)
         new, others = self._collectives(decided)
         self._number_pairs(others)
-        new = row_ops.concat([self._held[self._held["id"] >= self._store.operations.first], new])
+        held = row_ops.filter_rows(self._held, self._held["id"] >= self._store.operations.first)
+        new = row_ops.concat([held, new])
         first_pending = self._first_pending(new["member"])
         is_ready = new["coll_seq"] < first_pending[new["member"]]
         is_ready &= new["id"] < self._losses.known_until(new["member"])
-        new, self._held = new[is_ready], new[~is_ready]
+        new, self._held = row_ops.filter_rows(new, is_ready), row_ops.filter_rows(new, ~is_ready)
         if not len(new):
             return others
         self._place_on_lanes(new)
@@ -132,7 +133,8 @@ class LostLines:
         self.begun_amid |= {process for process in placed if not knows_beginning(process)}
         new["lost"] = self._losses.before(new["id"], new["member"], np.full(len(new), COLLECTIVE))
         rows = row_ops.concat([self._last[np.isin(self._last["member"], new["member"])], new])
-        rows = rows[np.lexsort((rows["coll_seq"], rows["member"]))]
+        rows = row_ops.take(rows, np.lexsort((rows["coll_seq"], rows["member"])))
+        with_kernel = row_ops.filter_rows(rows, rows["kernel"] != NO_NUMBER)
         free, keys = self._free_kernels()
         self._grow()
         self._count_anew(new["member"])
@@ -142,7 +144,8 @@ class LostLines:
         if shift.any():
             table.rows.put("coll_seq", at, new["coll_seq"] + shift)
             table.rows.put("number_state", at[shift != 0], NumberState.HEALED)
-        behind, doubtful = self._with_kernels_behind(rows, keys), self._doubtful(rows, keys)
+        behind = self._with_kernels_behind(with_kernel, keys)
+        doubtful = self._doubtful(with_kernel, keys, rows["member"][rows["is_stray"]])
         over = {
             member
             for member in {*behind, *doubtful}
@@ -152,7 +155,7 @@ class LostLines:
             self._number(rows[rows["member"] == member], free, keys, is_over=member in over)
             for member in sorted({*doubtful, *over})
         ]
-        self._remember(rows)
+        self._remember(with_kernel, row_ops.filter_rows(rows, rows["is_hole"]))
         return np.concatenate([others, new["id"], *lost])
 
     def evict_processes(self, processes: Iterable[int]) -> None:
@@ -290,12 +293,14 @@ class LostLines:
             if not self._is_counted[member] and self._losses.are_counted(self._store.members[member].process):
                 self._is_counted[member], self._shift[member] = True, 0
 
-    def _remember(self, rows: Columns) -> None:
-        """Keeps of each member the collective with the last kernel."""
-        order = np.lexsort((rows["coll_seq"], rows["correlation_id"], rows["kernel"] != NO_NUMBER, rows["member"]))
-        is_last = np.append(np.diff(rows["member"][order]) != 0, True)
-        last = rows[order[is_last & (rows["kernel"][order] != NO_NUMBER)]]
-        holes = rows[rows["is_hole"]]
+    def _remember(self, rows: Columns, holes: Columns) -> None:
+        """Keeps of each member the collective with the last kernel; `rows`: those with one, by member and count."""
+        if len(rows):
+            begins = np.flatnonzero(np.diff(rows["member"], prepend=NO_NUMBER))
+            newest = np.maximum.reduceat(rows["correlation_id"], begins)
+            at = np.flatnonzero(rows["correlation_id"] == np.repeat(newest, np.diff(begins, append=len(rows))))
+            rows = row_ops.take(rows, at[np.diff(rows["member"][at], append=NO_NUMBER) != 0])
+        last = rows
         newest = np.full(len(self._shift), NO_NUMBER, np.int64)
         newest[holes["member"]] = holes["coll_seq"]
         is_new = ~np.isin(last["id"], self._last["id"])
@@ -304,9 +309,8 @@ class LostLines:
         others = self._last[~np.isin(self._last["member"], last["member"])]
         self._last = row_ops.concat([others, last])
 
-    def _doubtful(self, rows: Columns, keys: NDArray[np.int64]) -> Sequence[int]:
-        """Members of which a line was lost, or a line has no kernel, or the order of lines is not that of kernels."""
-        with_kernel = rows[rows["kernel"] != NO_NUMBER]
+    def _doubtful(self, with_kernel: Columns, keys: NDArray[np.int64], with_strays: NDArray[np.int32]) -> Sequence[int]:
+        """Members of which a line was lost, or has no kernel (`with_strays`), or is not where its kernel is."""
         member = with_kernel["member"]
         follows = (member[1:] == member[:-1]) & (with_kernel["lane"][1:] == with_kernel["lane"][:-1])
         own = with_kernel["lane"].astype(np.int64) << _SHIFT | with_kernel["correlation_id"]
@@ -314,12 +318,11 @@ class LostLines:
         is_doubtful = follows & ((at[1:] > at[:-1]) | (own[1:] < own[:-1]))
         is_first = np.append(True, ~follows) & ~np.isin(with_kernel["id"], self._last["id"])
         starts = np.searchsorted(keys, with_kernel["lane"].astype(np.int64) << _SHIFT) < at
-        members = np.concatenate([member[1:][is_doubtful], member[is_first & starts], rows["member"][rows["is_stray"]]])
+        members = np.concatenate([member[1:][is_doubtful], member[is_first & starts], with_strays])
         return distinct_values(members) if len(members) else []
 
     def _with_kernels_behind(self, rows: Columns, keys: NDArray[np.int64]) -> Sequence[int]:
-        """Members on whose stream kernels without a line are behind all that have one."""
-        rows = rows[rows["kernel"] != NO_NUMBER]
+        """Members on whose stream kernels without a line are behind all that have one; `rows`: those with a kernel."""
         end = (rows["lane"].astype(np.int64) + 1) << _SHIFT
         own = rows["lane"].astype(np.int64) << _SHIFT | rows["correlation_id"]
         is_behind = np.searchsorted(keys, end) > np.searchsorted(keys, own)
