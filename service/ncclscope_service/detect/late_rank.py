@@ -35,6 +35,7 @@ from ncclscope_service.detect.late_rank_case import (
     late_rank_finding,
     least_per_step,
     root_causes,
+    seats_in_pipelines,
     strongest_cases,
     waits_in_pipelines,
 )
@@ -197,8 +198,9 @@ class LateRank:
         hidden = {key for key in self._ledger.open_keys() if not isinstance(key, int)}
         is_open = frozenset(each.ranks for each in self._ledger.findings() if each.until_ns is None)
         inner = [each for each in context.groups.values() if each.parallelism in SAME_WORK and not each.shared_gpus]
+        seats = seats_in_pipelines(context)
         for group in [] if self._named_ranks() else inner:
-            waits = waits_in_pipelines(group, self._exchange_waits, context)
+            waits = waits_in_pipelines(group, seats, self._exchange_waits, context)
             case = None if waits is None else hidden_lateness(group, *waits, context, is_open)
             if case is not None and (is_clear or case.ranks in is_open):
                 found["hidden", case.ranks] = case

@@ -6,7 +6,7 @@ An accused rank may have been kept waiting itself: by peers, sends, receives or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -480,23 +480,31 @@ SAME_WORK: Final = frozenset({"TP", "CP"})
 """Groups whose ranks receive the same from their pipelines, at the same time."""
 
 
+def seats_in_pipelines(context: Context) -> dict[int, list[tuple[int, int]]]:
+    """By global rank: the pipelines that it is in, and its rank there."""
+    seats: dict[int, list[tuple[int, int]]] = {}
+    for communicator, pipeline in context.groups.items():
+        if pipeline.parallelism == "PP":
+            for own, rank in enumerate(pipeline.global_ranks):
+                seats.setdefault(rank, []).append((communicator, own))
+    return seats
+
+
 def waits_in_pipelines(
-    group: Group, waits: ExchangeTimes, context: Context
+    group: Group, seats: Mapping[int, Sequence[tuple[int, int]]], waits: ExchangeTimes, context: Context
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
     """How long each rank of a group waited in its pipeline's sends and receives: when steps began, and waits by rank
-    and step, without the newest; None if there are fewer steps than windows.
+    and step, without the newest; None if there are fewer steps than windows. `seats`: `seats_in_pipelines`.
 
     Only steps of which most were seen: where a line is lost, and pairs of Sends and Recvs wait for one, a rank
     seems not to wait.
     """
     waited: dict[int, Counter[int]] = {rank: Counter() for rank in group.global_ranks}
     whole: dict[int, set[int]] = {rank: set() for rank in group.global_ranks}
-    for communicator, pipeline in context.groups.items():
-        if pipeline.parallelism == "PP":
-            for own, rank in enumerate(pipeline.global_ranks):
-                if rank in waited:
-                    waited[rank].update(waits.times_of(communicator, own))
-                    whole[rank] |= waits.whole_steps_of(communicator, own)
+    for rank, own in waited.items():
+        for seat in seats.get(rank, ()):
+            own.update(waits.times_of(*seat))
+            whole[rank] |= waits.whole_steps_of(*seat)
     steps = sorted(set.intersection(*whole.values()))[:-1]
     count = min(len(steps), WINDOWS * steps_per_window(context)) // WINDOWS * WINDOWS
     if not count:

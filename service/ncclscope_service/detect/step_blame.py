@@ -233,12 +233,10 @@ class StepBlames:
         steps = chosen.sum(axis=1) // WINDOWS * WINDOWS
         chosen &= chosen[:, ::-1].cumsum(axis=1)[:, ::-1] <= steps[:, None]
         sizes = np.asarray(self._sizes, np.int64)[groups]
-        (found, _), inverse = distinct_together(sizes, steps)
-        found_steps = steps[np.asarray([np.flatnonzero(inverse == place)[0] for place in range(len(found))])]
         judged: list[JudgedGroups] = []
-        for place, (size, amount) in enumerate(zip(found.tolist(), found_steps.tolist(), strict=True)):
+        for size, amount in sorted(set(zip(sizes.tolist(), steps.tolist(), strict=True))):
             if amount:
-                mine = np.flatnonzero(inverse == place)
+                mine = np.flatnonzero((sizes == size) & (steps == amount))
                 slots = order[mine][chosen[mine]].reshape(-1, amount)
                 judged.append(self._judged([wanted[each] for each in mine.tolist()], groups[mine], slots, size))
         return judged
@@ -257,7 +255,7 @@ class StepBlames:
         operations = self._steps["operations"][groups[:, None], slots]
         lanes = np.asarray(self._begins, np.int64)[groups][:, None] + ranks
         largest = self._largest["sum_ns"][lanes[:, :, None], slots[:, None, :]]
-        largest = largest / np.clip(operations, 1, LARGEST)[:, None, :]
+        largest = largest / np.minimum(np.maximum(operations, 1), LARGEST)[:, None, :]
         all_groups = np.arange(len(groups))
         return JudgedGroups(
             communicators=communicators,

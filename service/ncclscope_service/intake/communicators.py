@@ -564,17 +564,15 @@ class Communicators:
             grown = np.full(max(total, 2 * len(self._member_of_template)), NO_NUMBER, np.int32)
             grown[: len(self._member_of_template)] = self._member_of_template
             self._member_of_template = grown
-        for template in templates:
-            if self._member_of_template[template] >= 0:
-                continue
-            row = self._store.operation_templates.rows[template]
-            process, pointer = int(row["process"]), int(row["communicator"])
+        new = [template for template in templates if self._member_of_template[template] < 0]
+        rows = self._store.operation_templates.rows.take(np.array(new, np.intp), "process", "communicator", "nranks")
+        for template, (process, pointer, nranks) in zip(new, rows.tolist(), strict=True):
             member = self._open.get((process, pointer))
             if member is None and not self._names.take_of_process(Named.MEMBERS, process):
                 member = self._other(process)
             if member is None:
                 member = self._add_member(
-                    communicator=self._unidentified(process, pointer, int(row["nranks"])),
+                    communicator=self._unidentified(process, pointer, nranks),
                     process=process,
                     pointer=pointer,
                     rank=None,
@@ -583,7 +581,7 @@ class Communicators:
                     nvml_device=None,
                 )
             size = self._store.communicators[self._store.members[member].communicator].size
-            if row["nranks"] < 1 <= size:  # a recording names the communicator of a call, and not its size
+            if nranks < 1 <= size:  # a recording names the communicator of a call, and not its size
                 self._store.operation_templates.rows["nranks"][template] = size
             self._member_of_template[template] = member
             self._templates_of_pointer.setdefault((process, pointer), []).append(template)
