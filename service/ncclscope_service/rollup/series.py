@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct_together, group_by
+from ncclscope_service.columns.group_by import distinct_together, group_by, sort_into_groups
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES, classify
 from ncclscope_service.store import rows
@@ -317,16 +317,17 @@ class SeriesBook:
 
     def _add_windows(self, series: NDArray[np.int64], times_ns: NDArray[np.int64], busbw: NDArray[np.float64]) -> None:
         usable = np.isfinite(busbw) & (times_ns != NO_TIME_NS)
-        series, starts, busbw = series[usable], times_ns[usable] // _WINDOW_NS, busbw[usable]
-        order = np.lexsort((busbw, starts, series))
-        series, starts, busbw = series[order], starts[order], busbw[order]
-        is_first = np.concatenate([np.ones(min(1, len(order)), bool), (np.diff(series) != 0) | (np.diff(starts) != 0)])
-        begins = np.flatnonzero(is_first)
-        ends = np.append(begins[1:], len(order))
+        if not usable.any():
+            return
+        (of, starts), window = distinct_together(series[usable], times_ns[usable] // _WINDOW_NS)
+        order = np.argsort(busbw[usable])
+        by_window = sort_into_groups(window[order])
+        busbw, ends = busbw[usable][order[by_window.order]], by_window.ends
+        begins = np.append(0, ends[:-1])
         medians = (busbw[(begins + ends - 1) // 2] + busbw[(begins + ends) // 2]) / 2
-        for index, mine in group_by(series[begins]):
+        for index, mine in group_by(of):
             windows = self._windows.setdefault(index, _Windows())
-            windows.starts.extend(starts[begins[mine]].tolist())
+            windows.starts.extend(starts[mine].tolist())
             windows.busbw.extend(medians[mine].tolist())
             self._refresh(index, windows)
 
