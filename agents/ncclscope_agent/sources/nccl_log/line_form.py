@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, TypeAlias, get_type_hints
 
 import msgspec
@@ -41,7 +42,8 @@ class Family:
     """None: its lines are counted, and nothing is sent of them."""
     starts: tuple[bytes, ...]
     """Beginnings of the message, three bytes at least; empty if they are not fixed."""
-    pattern: re.Pattern[str]
+    pattern: str
+    """Compiled when a line is first held against it: of hundreds, a log needs few."""
     fixed: Mapping[str, object] = field(default_factory=dict[str, object])
     """Fields that the form itself says."""
     finish: Callable[[Fields], Fields | None] | None = None
@@ -83,11 +85,11 @@ def forms(
             name=name,
             record=record,
             starts=tuple(head.encode() for head in starts) if starts is not None else _start_of(pattern),
-            pattern=re.compile(pattern, re.ASCII),
+            pattern=pattern,
             fixed=fixed or {},
             finish=finish,
             is_closed=_FIXED_END.search(pattern) is not None,
-            integers=_integers(record),
+            integers=_integers(record),  # type: ignore[arg-type]  # mypy looks for the hash of its instances
         )
         for pattern in patterns
     )
@@ -99,6 +101,12 @@ def _start_of(pattern: str) -> tuple[bytes, ...]:
     return (start.encode(),) if len(start) >= FRONT_BYTES else ()
 
 
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.ASCII)
+
+
+@cache
 def _integers(record: type[Fact] | None) -> frozenset[str]:
     hints = {} if record is None else get_type_hints(record)
     return frozenset(name for name, hint in hints.items() if hint in {int, int | None})
@@ -120,7 +128,7 @@ class FamilyIndex:
         """The record of a message; `about` holds the fields of `Fact`. None if it has no family."""
         text = message.decode("utf-8", "replace").rstrip()
         for family in (*self._by_start.get(message[:FRONT_BYTES], ()), *self._anywhere):
-            found = family.pattern.fullmatch(text)
+            found = _compiled(family.pattern).fullmatch(text)
             if found is not None and family.record is None:
                 return FamilyRead(family, None)
             fields = None if found is None else _fields(family, found, about)
