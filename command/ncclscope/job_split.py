@@ -25,7 +25,9 @@ from ncclscope_agent.files.recognise import FileKind
 _FIRST_BYTES: Final = 256 << 10
 """Of each file that are searched for processes."""
 _LONGEST_LINE: Final = 4096
-_PROCESS: Final = re.compile(rb"([A-Za-z0-9][\w.-]{0,254}):(\d{1,10}):\d{1,10} (?:\[\d+\] )?NCCL (?:INFO|WARN|TRACE)")
+_PROCESS: Final = re.compile(
+    rb"\b([A-Za-z0-9][\w.-]{0,254}+):(\d{1,10}):\d{1,10} (?:\[\d+\] )?NCCL (?:INFO|WARN|TRACE)"
+)
 _RANK: Final = re.compile(rb" rank (\d{1,7}) nranks (\d{1,7}) ")
 _COMM_ID: Final = re.compile(rb" commId (0x[0-9a-f]+)")
 _INSPECTED: Final = re.compile(rb'"id": ?"(0x[0-9a-f]+)", ?"rank": ?(\d{1,7}), ?"n_ranks": ?(\d{1,7})')
