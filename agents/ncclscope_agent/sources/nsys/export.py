@@ -274,7 +274,7 @@ class _Reading:
         is_beside = bool(nccl_domains) and not queries.tells_payloads(self._layout)
         is_beside = is_beside and nvtx_payload.copy_payloads(self._path, self._connection)
         calls = None
-        if self._logged is not None and nccl_domains:
+        if self._logged is not None and not {process & 0xFFFFFF for process, _ in nccl_domains} <= self._logged:
             calls = CallColumns(
                 self._host, domains, self._session, self._strings, self._logged, limit=self._limits.range_templates
             )

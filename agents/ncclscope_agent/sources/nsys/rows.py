@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -114,7 +115,7 @@ class RangeColumns:
         self._text_limit = text_limit
         self._text_length = text_length
         self._templates: dict[tuple[int, int, str, int, int], int] = {}
-        self._payloads: dict[tuple[str, bytes], tuple[int, int]] = {}
+        self._template = lru_cache(text_limit)(self._find_template)
 
     def chunk_of(self, rows: Sequence[RangeRow]) -> Chunk:
         """One chunk. A range that the end of the capture cut, or that never ended, has no end; a mark ends at once.
@@ -122,34 +123,24 @@ class RangeColumns:
         Texts are cut at a length, and a row whose template would be one too many is dropped and counted.
         """
         known = len(self._templates)
-        placed = [
-            (template, event_type, start, end)
-            for thread, domain, text, event_type, start, end, payload in rows
-            if (template := self._template(thread, domain, text[: self._text_length], payload)) is not None
-        ]
-        values = np.fromiter(placed, _RANGE_TIMES, len(placed))
+        threads, domains, texts, event_types, starts, ends, payloads = zip(*rows, strict=True)
+        values = np.empty(len(rows), _RANGE_TIMES)
+        values["template"] = list(map(self._template, threads, domains, texts, payloads))
+        values["event_type"], values["start"], values["end"] = event_types, starts, ends
+        placed = values[values["template"] != NO_NUMBER]
         return Chunk(
             templates=self._templates_since(known),
-            rows=self._ranges(values),
+            rows=self._ranges(placed),
             dropped=len(rows) - len(placed),
         )
 
-    def _template(self, thread: int, domain: int, text: str, payload: object) -> int | None:
-        key = (thread, domain, text, *self._payload(text, payload))
-        index = self._templates.get(key)
-        if index is None and len(self._templates) < self._text_limit:
-            index = self._templates[key] = len(self._templates)
-        return index
-
-    def _payload(self, text: str, payload: object) -> tuple[int, int]:
-        if not isinstance(payload, bytes):
-            return 0, NO_NUMBER
-        found = self._payloads.get((text, payload))
-        if found is None:
-            if len(self._payloads) >= self._text_limit:
-                self._payloads.clear()
-            found = self._payloads[text, payload] = read_payload(text, payload)
-        return found
+    def _find_template(self, thread: int, domain: int, text: str, payload: object) -> int:
+        """Its index; NO_NUMBER if it would be one too many."""
+        text = text[: self._text_length]
+        key = (thread, domain, text, *read_payload(text, payload))
+        if len(self._templates) >= self._text_limit:
+            return self._templates.get(key, NO_NUMBER)
+        return self._templates.setdefault(key, len(self._templates))
 
     def _templates_since(self, known: int) -> Columns:
         index_of = self._strings.index
