@@ -56,7 +56,8 @@ def parts(job: Path, out: Path) -> dict[str, float]:
     batches += timed("read exports", lambda: read_exports(job)).values()
     pipeline = Pipeline()
     timed("pipeline", lambda: run([batch for found in batches for batch in found], pipeline))
-    content = timed("sums", lambda: content_of(select(pipeline.store)))
+    content = content_of(select(pipeline.store))
+    timed("sums", lambda: (content.totals, content.traffic, content.last_operations))
     for name, write_file in WRITERS.items():
         timed(name, partial(write_file, content, out / name))
     timed("terminal", lambda: terminal_report(content.selection, content.totals))

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -65,16 +65,28 @@ def write_trace(selection: Selection, path: Path) -> TraceCounts:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Content:
-    """Intermediate results that several of the files show, computed once."""
+    """What the files show; what several of them need is computed once, for the first of them."""
 
     selection: Selection
-    totals: Totals
-    traffic: Traffic
-    last_operations: LastOperations
     comparison: dict[str, object] | None = None
     """Content of `compare.json`; None if no other run was given."""
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Sums over all operations."""
+        return totals(self.selection)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """Bytes between ranks."""
+        return measure_traffic(self.selection)
+
+    @cached_property
+    def last_operations(self) -> LastOperations:
+        """What each rank did last."""
+        return last_operations_of(self.selection)
 
 
 TRACE_FILE: Final = "trace.json.gz"
@@ -156,7 +168,7 @@ def write_run(
 def content_of(selection: Selection, *, compare: RunFigures | None = None, name: str = "this run") -> Content:
     """Everything that the files show. With `compare`, that run is put beside this one, which is called `name`."""
     comparison = None if compare is None else compare_document(figures_of_selection(selection, name), compare)
-    return Content(selection, totals(selection), measure_traffic(selection), last_operations_of(selection), comparison)
+    return Content(selection, comparison)
 
 
 def write_content(
