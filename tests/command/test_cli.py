@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from nsys_made import nccl_export
 
 from ncclscope import __version__
 from ncclscope.cli import main
@@ -94,6 +95,16 @@ def test_subcommands_are_imported_only_when_they_are_asked_for() -> None:
     looked = "import sys, ncclscope.cli; print([m for m in sys.modules if m in ('numpy', 'anyio', 'pyarrow')])"
     done = subprocess.run([sys.executable, "-c", looked], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_analyze_imports_nothing_that_writes_log_lines(tmp_path: Path) -> None:
+    """Its command does not say where these would go, and starts sooner for it."""
+    nccl_export().write(tmp_path / "report.sqlite")
+    given = ["analyze", str(tmp_path / "report.sqlite"), "--out", str(tmp_path / "out")]
+    looked = f"import sys; from ncclscope.cli import main; main({given}, standalone_mode=False)"
+    unwanted = "print([m for m in sys.modules if m in ('structlog', 'asyncio', 'plotly')])"
+    done = subprocess.run([sys.executable, "-c", f"{looked}; {unwanted}"], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\n[]\n")
 
 
 def test_the_package_can_be_run() -> None:

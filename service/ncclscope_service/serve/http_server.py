@@ -23,7 +23,6 @@ from collections.abc import Callable, Generator, Mapping
 from enum import Enum
 from http import HTTPStatus
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +38,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ncclscope_service.auth.access import AccessList, Role
+from ncclscope_service.export.report.page import plotly_script_path
 from ncclscope_service.serve.http_connections import KNOWN, MAX_CONNECTIONS, connection_class
 from ncclscope_wire.errors import ConfigError
 
@@ -294,17 +294,6 @@ async def _serve_in_thread(server: uvicorn.Server, bound: socket.socket) -> None
 WEB: Final = Path(__file__).parent.parent / "web"
 
 _SCRIPT: Final = "text/javascript; charset=utf-8"
-
-
-def plotly_script_path() -> Path:
-    """Path of the browser script of the installed plotly.
-
-    Found without importing plotly, which would cost the service 100 MB and half a second.
-    """
-    spec = find_spec("plotly")
-    assert spec is not None, "plotly belongs to the extra `service` and is not installed"
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
 
 
 class PageFiles(StaticFiles):
