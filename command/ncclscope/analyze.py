@@ -114,7 +114,7 @@ def analyze(
     from ncclscope_service.job.plan_pattern import patterns_of  # noqa: PLC0415
     from ncclscope_service.job.step_lines import step_lines  # noqa: PLC0415
 
-    gc.freeze()  # what was imported stays: without it, collections take a tenth as long
+    gc.freeze()  # what was imported stays: no collection need go through it
     gc.enable()
     bounds = _bounds(iterations)
     require_writable(out, "--out")
