@@ -99,8 +99,8 @@ class TraceEvents:
         }
         self._proof_launches = launches_of(selection, {one for proofs in self._proofs.values() for one in proofs})
         self._drawn_findings: dict[int, Place] = {}
-        proofs = [launch for launches in self._proof_launches.values() for launch, _ in launches]
-        wanted = np.concatenate([self.arrows.late, self.arrows.waiting, np.array(proofs, np.int64)])
+        wanted = {*self.arrows.late.tolist(), *self.arrows.waiting.tolist()}
+        wanted |= {launch for launches in self._proof_launches.values() for launch, _ in launches}
         self._drawn = ProcessTrace(self._store, self._axis, Launches(selection), wanted)
 
     def batches(self) -> Iterator[EventText]:

@@ -4,7 +4,7 @@
 # (pyarrow carries no types, and pyarrow.compute makes its functions as it is imported)
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,7 +74,7 @@ class ProcessTrace:
     store: Store
     axis: Axis
     launches: Launches
-    wanted: NDArray[np.int64]
+    wanted: Set[int]
     """Launches whose places the arrows need."""
     places: dict[int, Place] = field(default_factory=dict[int, Place])
     _templates: pa.Array = field(init=False)
@@ -152,9 +152,9 @@ class ProcessTrace:
         ends = np.maximum(starts, shown_times(self.store, kernels["process"], kernels["end_ns"]))
         ran = self._operations_of(kernels)
         tid, parallel_tid = self._place_kernels(tracks, kernels, ran, starts, ends)
-        for row in np.flatnonzero(np.isin(kernels["launch"], self.wanted)).tolist():
-            place = Place(tracks.pid, int(tid[row]), int(starts[row]), int(ends[row]))
-            self.places.setdefault(int(kernels["launch"][row]), place)
+        for row, launch in enumerate(kernels["launch"].tolist()):
+            if launch in self.wanted:
+                self.places.setdefault(launch, Place(tracks.pid, int(tid[row]), int(starts[row]), int(ends[row])))
         pid, amount = tracks.pid, len(kernels)
         unnamed = self._kernel_names.take(pa.array(kernels["template"].astype(np.int64)))
         kernel = (
