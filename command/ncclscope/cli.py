@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import click
+import structlog
 
 from ncclscope import __version__
 from ncclscope_wire.errors import NcclscopeError
@@ -64,9 +65,6 @@ _COMMANDS: Final = {
     "grafana": ("ncclscope.grafana", "grafana"),
 }
 """Subcommand to the module and object that hold it: imported when it is asked for, to start fast."""
-
-_WITHOUT_LOG: Final = frozenset({"analyze"})
-"""Subcommands whose code has no log lines: for the others structlog is imported, which takes 25 ms."""
 
 _ADVICE: Final = {
     "PermissionError": "give this user the right to it, or name another path",
@@ -156,12 +154,7 @@ def _sentence(error: Exception) -> str | None:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ncclscope")
-@click.pass_context
-def main(context: click.Context) -> None:
+def main() -> None:
     """Live NCCL monitoring: which communicator is slow, which rank everyone waits for, what hangs."""
-    if context.invoked_subcommand in _WITHOUT_LOG:
-        return
-    import structlog  # noqa: PLC0415
-
     # What a subcommand gives is on stdout (`agent --print` in a pipe); its log lines are not part of it.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))

@@ -97,12 +97,11 @@ def test_subcommands_are_imported_only_when_they_are_asked_for() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_analyze_imports_nothing_that_writes_log_lines(tmp_path: Path) -> None:
-    """Its command does not say where these would go, and starts sooner for it."""
+def test_analyze_imports_no_server_and_no_charts(tmp_path: Path) -> None:
     nccl_export().write(tmp_path / "report.sqlite")
     given = ["analyze", str(tmp_path / "report.sqlite"), "--out", str(tmp_path / "out")]
     looked = f"import sys; from ncclscope.cli import main; main({given}, standalone_mode=False)"
-    unwanted = "print([m for m in sys.modules if m in ('structlog', 'asyncio', 'plotly')])"
+    unwanted = "print([m for m in sys.modules if m in ('anyio', 'uvicorn', 'plotly')])"
     done = subprocess.run([sys.executable, "-c", f"{looked}; {unwanted}"], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("\n[]\n")
 
