@@ -153,16 +153,18 @@ class _Program:
     ) -> tuple[int | None, bool, list[int]]:
         first, behind = symbols[0], symbols[1:]
         if place is None:
-            found, least = None, inf
+            found: int | None = None
+            least = inf
             for each in self.places.get(first, [])[:_FIRST_TRIED]:
-                cost = self.cost(behind, each, below=least)
-                if cost < least:
-                    found, least = each, cost
+                own = self.cost(behind, each, below=least)
+                if own < least:
+                    found, least = each, own
             return found, False, []
-        amount, least = None, inf
+        amount: int | None = None
+        least = inf
         for each in self.ahead(first, place):
-            own = min(each, _MANY + _EACH_OF_MANY * each)
-            cost = own + self.cost(behind, self.behind(place, each + 1), below=least - own)
+            skipped = min(each, _MANY + _EACH_OF_MANY * each)
+            cost = skipped + self.cost(behind, self.behind(place, each + 1), below=least - skipped)
             if cost < least:
                 amount, least = each, cost
         strange = _STRANGE if is_strange else _OUT_OF_PLACE
@@ -534,10 +536,12 @@ def _begins(symbols: NDArray[np.int64], fewest: int) -> list[NDArray[np.intp]]:
     found: list[tuple[float, NDArray[np.intp]]] = []
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         distances = np.diff(order[begin:end])
-        if len(distances) < fewest or 2 * int(distances.sum()) < len(symbols):
+        amount = len(distances)
+        if amount < fewest or 2 * int(distances.sum()) < len(symbols):
             continue
-        usual = float(np.median(distances))
-        evenness = float((np.abs(distances - usual) <= _EVEN * usual).mean())
+        in_order = np.sort(distances)  # of a few: `np.median` takes five times as long
+        usual = float(in_order[(amount - 1) // 2] + in_order[amount // 2]) / 2
+        evenness = np.count_nonzero(np.abs(distances - usual) <= _EVEN * usual) / amount
         if evenness > _MOSTLY:
             found.append((-evenness * usual, order[begin:end]))
     return [places for _, places in sorted(found, key=lambda each: each[0])]

@@ -48,6 +48,9 @@ def common_text(texts: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
 
 def _common(draft: NDArray[np.int64], text: NDArray[np.int64]) -> NDArray[np.int64]:
     """The place in the draft of each letter of another in their longest common text; NO_NUMBER."""
+    places = first_places(text, draft)
+    if len(places) == len(text):  # it lost letters only; the way back below would end at the same places
+        return places
     lengths = np.zeros((len(text) + 1, len(draft) + 1), np.int16)
     for nth, letter in enumerate(text.tolist()):
         with_letter = lengths[nth, :-1] + (draft == letter)
