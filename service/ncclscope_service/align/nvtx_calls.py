@@ -380,8 +380,8 @@ def _occurrences(lines: Columns, pattern: Columns) -> NDArray[np.int64]:
         if len(places) == 0:
             break
         if at >= _AGREE and len(places) * (len(pattern) - at) <= _COMPARED_AT_ONCE:
-            left = [sliding_window_view(column, len(pattern))[places, at:] for column in own]
-            return places[_equal(*left, wanted[0][at:], wanted[1][at:]).all(axis=1)]
+            kinds, sizes = (sliding_window_view(column, len(pattern))[places, at:] for column in own)
+            return places[_equal(kinds, sizes, wanted[0][at:], wanted[1][at:]).all(axis=1)]
         there = places + at
         places = places[_equal(own[0][there], own[1][there], wanted[0][at], wanted[1][at])]
     return places
