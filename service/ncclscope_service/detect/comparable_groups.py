@@ -410,7 +410,7 @@ class Siblings:
     def _compared(
         self, families: list[list[int]], recent: RecentWindows, shapes: Sequence[Shape], context: Context
     ) -> list[list[Verdict]]:
-        """Verdicts of each family, those with as many groups in one go."""
+        """The verdicts on each family, those with as many groups in one go."""
         found: dict[int, Iterator[list[Verdict]]] = {}
         for size in set(map(len, families)):
             alike = [family for family in families if len(family) == size]
