@@ -337,6 +337,8 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     "demo": {"nodes": 4, "gpus": 2, "order": "tp-pp-dp"},
     "TP4 DP2 evaluated": {"tp": 4, "pp": 1, "dp": 2, "evaluate_every": 8},
     "TP2 PP2 DP2 evaluated": {"tp": 2, "pp": 2, "dp": 2, "evaluate_every": 8},
+    "PP4 DP2": {"tp": 1, "pp": 4, "dp": 2, "microbatches": 8},
+    "PP8": {"tp": 1, "pp": 8, "dp": 1, "microbatches": 16},
 }
 """All of 8 ranks, on 2 nodes but for that of `ncclscope demo`."""
 _JOB: Final[dict[str, Any]] = {"iterations": 30, "step_seconds": 1.0, "hang_seconds": 1.0}
@@ -373,6 +375,12 @@ def _cases(*, short: bool) -> Iterator[Case]:
         for shape in (first, "TP2 PP2 DP2")
         for capture in ("full", "none")
         for loss in ("none", "1 %")
+    )
+    yield from (
+        Case(shape, loss, stamps=stamps)
+        for stamps in (True, False)
+        for shape in ("PP4 DP2", "PP8")
+        for loss in ("none", "1 %", "5 %")
     )
     for nccl in ("2.18", "2.21"):
         yield from (Case(first, loss, nccl, stamps=False) for loss in ("1 %", "5 %"))
