@@ -26,10 +26,10 @@ SIDE: Final = np.dtype(
     [
         ("launch", "<i8"),
         ("operation", "<i8"),
-        ("start_true_ns", "<i8"),
+        ("start_true_ns", "<i8"),  # of ranks of one host whose clock is not known yet, on that
         ("end_true_ns", "<i8"),
         ("censored", "?"),
-        ("peer_start_true_ns", "<i8"),
+        ("peer_start_true_ns", "<i8"),  # on the same clock as its own
         ("uncertainty_ns", "<f8"),
         ("bytes", "<i8"),
         ("sends", "?"),
@@ -42,7 +42,7 @@ SIDE: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
-    """L complete launches, and the operations in them."""
+    """L complete launches, and the operations in them. All times of one are on one clock, which may be the host's."""
 
     start_true_ns: NDArray[np.int64]
     end_true_ns: NDArray[np.int64]
@@ -153,19 +153,22 @@ def _exchanges(sides: Columns) -> Exchanges:
     launches, launch_of = distinct(sides["launch"])
     first = first_positions(sides["launch"])
     amount = len(launches)
-    last_peer = np.full(amount, NO_TIME_NS, np.int64)
-    np.maximum.at(last_peer, launch_of, np.ascontiguousarray(sides["peer_start_true_ns"]))
+    # Its sides may have met before and after its host's clock was known: only what lies between two starts is compared.
+    is_known = (sides["peer_start_true_ns"] != NO_TIME_NS) & (sides["start_true_ns"] != NO_TIME_NS)
+    later = np.full(amount, np.iinfo(np.int64).min)
+    np.maximum.at(later, launch_of, np.where(is_known, sides["peer_start_true_ns"] - sides["start_true_ns"], 0))
     unknown = np.zeros(amount, bool)
-    unknown[launch_of[sides["peer_start_true_ns"] == NO_TIME_NS]] = True
+    unknown[launch_of[~is_known]] = True
+    starts = sides["start_true_ns"][first]
     uncertainty = np.zeros(amount)
     np.maximum.at(uncertainty, launch_of, np.ascontiguousarray(sides["uncertainty_ns"]))
     moved = np.zeros(2 * amount, np.int64)
     np.add.at(moved, sides["sends"] * amount + launch_of, np.ascontiguousarray(sides["bytes"]))
     return Exchanges(
-        start_true_ns=sides["start_true_ns"][first],
+        start_true_ns=starts,
         end_true_ns=sides["end_true_ns"][first],
         censored=sides["censored"][first],
-        last_peer_start_true_ns=np.where(unknown, NO_TIME_NS, last_peer),
+        last_peer_start_true_ns=np.where(unknown, NO_TIME_NS, starts + np.where(unknown, 0, later)),
         uncertainty_ns=uncertainty,
         moved_bytes=moved.reshape(2, amount).max(axis=0, initial=0),
         operations=sides["operation"],

@@ -134,15 +134,17 @@ class Measuring:
         cells = self._table.take(both.ravel(), *_OF_SIDES).reshape(both.shape)
         hosts = self._hosts.of_processes()[cells["process"]]
         uncertainty = transfer.pair_uncertainty(hosts[:, 0], hosts[:, 1], sigma_ns[hosts[:, 0]], sigma_ns[hosts[:, 1]])
+        # Ranks of one host need no other clock, which may not be known yet.
+        is_local = (hosts[:, 0] == hosts[:, 1]) & (cells["start_true_ns"] == NO_TIME_NS).any(axis=1)
+        starts = np.where(is_local[:, None], cells["start_ns"], cells["start_true_ns"])
         sides = np.zeros(cells.shape, SIDE)
-        for name in ("launch", "start_true_ns", "censored"):
+        for name in ("launch", "censored"):
             sides[name] = cells[name]
-        known = cells["start_true_ns"] != NO_TIME_NS
+        sides["start_true_ns"], sides["peer_start_true_ns"] = starts, starts[:, ::-1]
         # A duration is the host's own: on the reference clock it would be off by the drift.
-        own_end = cells["start_true_ns"] + (cells["end_ns"] - cells["start_ns"])
-        sides["end_true_ns"] = np.where(known, own_end, NO_TIME_NS)
+        ends = starts + (cells["end_ns"] - cells["start_ns"])
+        sides["end_true_ns"] = np.where(starts != NO_TIME_NS, ends, NO_TIME_NS)
         sides["operation"] = both
-        sides["peer_start_true_ns"] = cells["start_true_ns"][:, ::-1]
         sides["uncertainty_ns"] = uncertainty[:, None]
         sides["bytes"] = np.maximum(cells["message_bytes"], 0)
         sides["sends"] = [True, False]
@@ -164,7 +166,9 @@ class Measuring:
             exchanges.uncertainty_ns,
             exchanges.moved_bytes,
         )
-        rows = self._table.take(exchanges.first_operations(), "member", "template", "confidence")
+        rows = self._table.take(
+            exchanges.first_operations(), "member", "template", "confidence", "start_ns", "end_ns", "start_true_ns"
+        )
         launches = _exchange_rows(self._store, rows, exchanges, measures)
         launches["peer"] = self._peers(exchanges)
         at = self._table.at(exchanges.operations)
@@ -308,8 +312,10 @@ def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, meas
     launches["size_class"] = classify(exchanges.moved_bytes)
     launches["message_bytes"] = exchanges.moved_bytes
     launches["ranks_seen"] = 1
-    launches["first_start_true_ns"] = exchanges.start_true_ns
-    launches["end_true_ns"] = exchanges.end_true_ns
+    starts = operations["start_true_ns"]
+    launches["first_start_true_ns"] = starts
+    ends = starts + (operations["end_ns"] - operations["start_ns"])
+    launches["end_true_ns"] = np.where(starts != NO_TIME_NS, ends, NO_TIME_NS)
     launches["transfer_ns"] = measures.transfer_ns
     launches["wait_ns"] = measures.wait_ns
     launches["spread_ns"] = measures.wait_ns

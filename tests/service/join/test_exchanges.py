@@ -54,6 +54,14 @@ def test_one_send_is_complete_once_it_has_met_its_other_side() -> None:
     assert (done.last_peer_start_true_ns.tolist(), done.moved_bytes.tolist()) == ([130], [64])
 
 
+def test_sides_of_a_launch_may_be_on_different_clocks() -> None:
+    book = _expecting(5, 5)
+    book.add(_side(5, 1, start=100, peer_start=90))
+    book.add(_side(5, 2, start=7_100, peer_start=7_140))
+    done = book.take_complete()
+    assert (done.start_true_ns.tolist(), done.last_peer_start_true_ns.tolist()) == ([100], [140])
+
+
 def test_a_group_is_complete_only_when_all_of_its_sides_are_there() -> None:
     book = _expecting(5, 5, 5)
     book.add(_side(5, 1))
