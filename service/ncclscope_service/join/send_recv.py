@@ -26,7 +26,7 @@ SIDE: Final = np.dtype(
     [
         ("launch", "<i8"),
         ("operation", "<i8"),
-        ("start_true_ns", "<i8"),  # of ranks of one host whose clock is not known yet, on that
+        ("start_true_ns", "<i8"),  # on the reference clock; of two ranks of one host, on that host's
         ("end_true_ns", "<i8"),
         ("censored", "?"),
         ("peer_start_true_ns", "<i8"),  # on the same clock as its own
@@ -42,7 +42,7 @@ SIDE: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
-    """L complete launches, and the operations in them. All times of one are on one clock, which may be the host's."""
+    """L complete launches, and the operations in them. Times of one are on one clock, the reference or its host's."""
 
     start_true_ns: NDArray[np.int64]
     end_true_ns: NDArray[np.int64]
@@ -153,7 +153,7 @@ def _exchanges(sides: Columns) -> Exchanges:
     launches, launch_of = distinct(sides["launch"])
     first = first_positions(sides["launch"])
     amount = len(launches)
-    # Its sides may have met before and after its host's clock was known: only what lies between two starts is compared.
+    # Sides of one launch may be on different clocks: only what lies between the two starts of each is compared.
     is_known = (sides["peer_start_true_ns"] != NO_TIME_NS) & (sides["start_true_ns"] != NO_TIME_NS)
     later = np.full(amount, np.iinfo(np.int64).min)
     np.maximum.at(later, launch_of, np.where(is_known, sides["peer_start_true_ns"] - sides["start_true_ns"], 0))

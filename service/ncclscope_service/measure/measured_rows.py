@@ -134,9 +134,8 @@ class Measuring:
         cells = self._table.take(both.ravel(), *_OF_SIDES).reshape(both.shape)
         hosts = self._hosts.of_processes()[cells["process"]]
         uncertainty = transfer.pair_uncertainty(hosts[:, 0], hosts[:, 1], sigma_ns[hosts[:, 0]], sigma_ns[hosts[:, 1]])
-        # Ranks of one host need no other clock, which may not be known yet.
-        is_local = (hosts[:, 0] == hosts[:, 1]) & (cells["start_true_ns"] == NO_TIME_NS).any(axis=1)
-        starts = np.where(is_local[:, None], cells["start_ns"], cells["start_true_ns"])
+        is_one_host = hosts[:, 0] == hosts[:, 1]  # whose clock is exact between them; another may not be known yet
+        starts = np.where(is_one_host[:, None], cells["start_ns"], cells["start_true_ns"])
         sides = np.zeros(cells.shape, SIDE)
         for name in ("launch", "censored"):
             sides[name] = cells[name]
