@@ -21,7 +21,7 @@ from ncclscope_service.align.nvtx_calls import GUESSED, LINE, Place, Placed, Thr
 from ncclscope_service.align.records import MATCH, PLAN
 from ncclscope_service.align.thread_backlog import plans_of
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct_together, group_by
+from ncclscope_service.columns.group_by import accumulate, distinct_together, group_by
 from ncclscope_service.nccl.launch_rules import operation_class
 from ncclscope_service.store.rows import Match
 from ncclscope_wire.batch import Columns
@@ -329,8 +329,8 @@ class ExactJoin:
         """Notes on which stream each communicator runs, from units that hold one communicator."""
         least = np.full(int(unit_of.max(initial=-1)) + 1, np.iinfo(np.int64).max)
         most = np.full(len(least), -1)
-        np.minimum.at(least, unit_of, members.astype(np.int64))
-        np.maximum.at(most, unit_of, members.astype(np.int64))
+        accumulate(np.minimum, least, unit_of, members)
+        accumulate(np.maximum, most, unit_of, members)
         inside = units < len(least)
         single = inside.copy()
         single[inside] = least[units[inside]] == most[units[inside]]

@@ -153,25 +153,26 @@ class _Program:
     ) -> tuple[int | None, bool, list[int]]:
         first, behind = symbols[0], symbols[1:]
         if place is None:
-            found: int | None = None
-            least = inf
-            for each in self.places.get(first, [])[:_FIRST_TRIED]:
-                own = self.cost(behind, each, below=least)
-                if own < least:
-                    found, least = each, own
-            return found, False, []
-        amount: int | None = None
-        least = inf
-        for each in self.ahead(first, place):
-            skipped = min(each, _MANY + _EACH_OF_MANY * each)
-            cost = skipped + self.cost(behind, self.behind(place, each + 1), below=least - skipped)
-            if cost < least:
-                amount, least = each, cost
+            places = self.places.get(first, [])[:_FIRST_TRIED]
+            nth, _ = self._cheapest(behind, [(0, each) for each in places])
+            return None if nth is None else places[nth], False, []
+        ahead = self.ahead(first, place)
+        tried = [(min(each, _MANY + _EACH_OF_MANY * each), self.behind(place, each + 1)) for each in ahead]
+        nth, least = self._cheapest(behind, tried)
         strange = _STRANGE if is_strange else _OUT_OF_PLACE
-        if amount is None or strange + self.cost(behind, place, below=least - strange) < least:
+        if nth is None or strange + self.cost(behind, place, below=least - strange) < least:
             return place, True, []
-        lost = [self.symbols[self.behind(place, each + 1)] for each in range(amount)]
-        return self.behind(place, amount + 1), False, lost
+        lost = [self.symbols[self.behind(place, each + 1)] for each in range(ahead[nth])]
+        return tried[nth][1], False, lost
+
+    def _cheapest(self, symbols: list[int], tried: Sequence[tuple[float, int]]) -> tuple[int | None, float]:
+        """Which of these (own cost, place) costs least with what follows it, and that cost; the first of several."""
+        found, least = None, inf
+        for nth, (own, place) in enumerate(tried):
+            cost = own + self.cost(symbols, place, below=least - own)
+            if cost < least:
+                found, least = nth, cost
+        return found, least
 
     def cost(self, symbols: list[int], place: int, *, below: float) -> int:
         """How many calls were lost, or are strange and cost as much, if the one before these is at a place.

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import distinct, distinct_values, group_by
+from ncclscope_service.columns.group_by import accumulate, distinct, distinct_values, group_by
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -83,7 +83,7 @@ class BucketSums:
             whose = of[mine]
             sums = self._of(bucket, int(whose.max()) + 1)
             for sum_of, value in zip(sums, values, strict=True):
-                np.add.at(sum_of, whose, value[mine].astype(np.float64))  # 30 times as fast as adding integers
+                accumulate(np.add, sum_of, whose, value[mine])
 
     def begins(self) -> dict[int, Floats]:
         """The sums of all buckets that hold something, (columns, groups or more), by when the bucket begins."""

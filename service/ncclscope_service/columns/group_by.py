@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,14 @@ def group_by(values: Integers) -> Iterator[tuple[int, NDArray[np.intp]]]:
     ends = found.ends.tolist()
     for value, begin, end in zip(found.values.tolist(), [0, *ends], ends, strict=False):
         yield value, found.order[begin:end]
+
+
+def accumulate(by: np.ufunc, totals: NDArray[Any], places: NDArray[np.integer], values: NDArray[Any]) -> None:
+    """Adds values to the totals at their places (`by` np.add), or leaves the larger or smaller there (np.maximum, ...).
+
+    `ufunc.at` takes 30 to 100 times as long if the values are of another type than the totals, or a column of rows.
+    """
+    by.at(totals, places, np.ascontiguousarray(values, totals.dtype))
 
 
 def distinct_values(values: Integers) -> Sequence[int]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.buckets import Bools, Floats, Int64s
-from ncclscope_service.columns.group_by import distinct
+from ncclscope_service.columns.group_by import accumulate, distinct
 from ncclscope_service.detect.context import INNER, spans_stages
 from ncclscope_service.detect.step_blame import ROOTED
 from ncclscope_service.job.ranks import MAX_RANK, global_ranks
@@ -173,9 +173,8 @@ def _kind(
     shape = (len(groups), size, steps)
     cells = np.ravel_multi_index((group, rows["last_rank"], step), shape)
     blame, longest = np.zeros(shape), np.zeros(shape)
-    blame_ns = rows["blame_ns"].astype(np.float64)
-    np.add.at(blame.reshape(-1), cells, blame_ns)
-    np.maximum.at(longest.reshape(-1), cells, blame_ns)
+    accumulate(np.add, blame.reshape(-1), cells, rows["blame_ns"])
+    accumulate(np.maximum, longest.reshape(-1), cells, rows["blame_ns"])
     counts = np.bincount(group * steps + step, minlength=len(groups) * steps).reshape(len(groups), steps)
     ordered = np.sort(counts, axis=1)
     seen = (counts > 0).sum(axis=1)

@@ -67,7 +67,7 @@ def write_trace(selection: Selection, path: Path) -> TraceCounts:
 
 @dataclass(frozen=True)
 class Content:
-    """What the files show; what several of them need is computed once, for the first of them."""
+    """Selected rows and their sums, as the files show them; a sum is made when the first file needs it, and once."""
 
     selection: Selection
     comparison: dict[str, object] | None = None
@@ -85,7 +85,7 @@ class Content:
 
     @cached_property
     def last_operations(self) -> LastOperations:
-        """What each rank did last."""
+        """The last operations of each rank."""
         return last_operations_of(self.selection)
 
 

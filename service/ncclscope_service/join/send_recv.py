@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct, first_positions
+from ncclscope_service.columns.group_by import accumulate, distinct, first_positions
 from ncclscope_service.columns.table import Ids
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
@@ -156,14 +156,14 @@ def _exchanges(sides: Columns) -> Exchanges:
     # Sides of one launch may be on different clocks: only what lies between the two starts of each is compared.
     is_known = (sides["peer_start_true_ns"] != NO_TIME_NS) & (sides["start_true_ns"] != NO_TIME_NS)
     later = np.full(amount, np.iinfo(np.int64).min)
-    np.maximum.at(later, launch_of, np.where(is_known, sides["peer_start_true_ns"] - sides["start_true_ns"], 0))
+    accumulate(np.maximum, later, launch_of, sides["peer_start_true_ns"] - sides["start_true_ns"])
     unknown = np.zeros(amount, bool)
     unknown[launch_of[~is_known]] = True
     starts = sides["start_true_ns"][first]
     uncertainty = np.zeros(amount)
-    np.maximum.at(uncertainty, launch_of, np.ascontiguousarray(sides["uncertainty_ns"]))
+    accumulate(np.maximum, uncertainty, launch_of, sides["uncertainty_ns"])
     moved = np.zeros(2 * amount, np.int64)
-    np.add.at(moved, sides["sends"] * amount + launch_of, np.ascontiguousarray(sides["bytes"]))
+    accumulate(np.add, moved, sides["sends"] * amount + launch_of, sides["bytes"])
     return Exchanges(
         start_true_ns=starts,
         end_true_ns=sides["end_true_ns"][first],

@@ -140,9 +140,7 @@ class Measuring:
         for name in ("launch", "censored"):
             sides[name] = cells[name]
         sides["start_true_ns"], sides["peer_start_true_ns"] = starts, starts[:, ::-1]
-        # A duration is the host's own: on the reference clock it would be off by the drift.
-        ends = starts + (cells["end_ns"] - cells["start_ns"])
-        sides["end_true_ns"] = np.where(starts != NO_TIME_NS, ends, NO_TIME_NS)
+        sides["end_true_ns"] = _ends(starts, cells)
         sides["operation"] = both
         sides["uncertainty_ns"] = uncertainty[:, None]
         sides["bytes"] = np.maximum(cells["message_bytes"], 0)
@@ -311,10 +309,8 @@ def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, meas
     launches["size_class"] = classify(exchanges.moved_bytes)
     launches["message_bytes"] = exchanges.moved_bytes
     launches["ranks_seen"] = 1
-    starts = operations["start_true_ns"]
-    launches["first_start_true_ns"] = starts
-    ends = starts + (operations["end_ns"] - operations["start_ns"])
-    launches["end_true_ns"] = np.where(starts != NO_TIME_NS, ends, NO_TIME_NS)
+    launches["first_start_true_ns"] = operations["start_true_ns"]
+    launches["end_true_ns"] = _ends(operations["start_true_ns"], operations)
     launches["transfer_ns"] = measures.transfer_ns
     launches["wait_ns"] = measures.wait_ns
     launches["spread_ns"] = measures.wait_ns
@@ -325,6 +321,14 @@ def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, meas
     launches["confidence"] = operations["confidence"]
     launches["rank"] = rank_of[operations["member"]]
     return launches
+
+
+def _ends(starts: NDArray[np.int64], kernels: Columns) -> NDArray[np.int64]:
+    """Ends of kernels that began at these times; NO_TIME_NS as those.
+
+    A duration is the host's own: on the reference clock it would be off by the drift.
+    """
+    return np.where(starts != NO_TIME_NS, starts + (kernels["end_ns"] - kernels["start_ns"]), NO_TIME_NS)
 
 
 def _times(durations: NDArray[np.int64]) -> NDArray[np.int64]:

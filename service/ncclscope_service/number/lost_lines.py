@@ -24,7 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_together, distinct_values, group_by
+from ncclscope_service.columns.group_by import (
+    CombinationIndex,
+    accumulate,
+    distinct,
+    distinct_together,
+    distinct_values,
+    group_by,
+)
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
 from ncclscope_service.number.line_losses import COLLECTIVE, LineLosses, way_of
@@ -295,17 +302,15 @@ class LostLines:
 
     def _remember(self, rows: Columns, holes: Columns) -> None:
         """Keeps of each member the collective with the last kernel; `rows`: those with one, by member and count."""
-        if len(rows):
-            begins = np.flatnonzero(np.diff(rows["member"], prepend=NO_NUMBER))
-            newest = np.maximum.reduceat(rows["correlation_id"], begins)
-            at = np.flatnonzero(rows["correlation_id"] == np.repeat(newest, np.diff(begins, append=len(rows))))
-            rows = row_ops.take(rows, at[np.diff(rows["member"][at], append=NO_NUMBER) != 0])
-        last = rows
-        newest = np.full(len(self._shift), NO_NUMBER, np.int64)
-        newest[holes["member"]] = holes["coll_seq"]
+        last_launched = np.full(len(self._shift), NO_NUMBER, np.int64)
+        accumulate(np.maximum, last_launched, rows["member"], rows["correlation_id"])
+        at = np.flatnonzero(rows["correlation_id"] == last_launched[rows["member"]])
+        last = row_ops.take(rows, at[np.diff(rows["member"][at], append=NO_NUMBER) != 0])
+        last_hole = np.full(len(self._shift), NO_NUMBER, np.int64)
+        last_hole[holes["member"]] = holes["coll_seq"]
         is_new = ~np.isin(last["id"], self._last["id"])
         self._has_hole[holes["member"]] = True
-        self._has_hole[last["member"][is_new]] = (newest[last["member"]] > last["coll_seq"])[is_new]
+        self._has_hole[last["member"][is_new]] = (last_hole[last["member"]] > last["coll_seq"])[is_new]
         others = self._last[~np.isin(self._last["member"], last["member"])]
         self._last = row_ops.concat([others, last])
 

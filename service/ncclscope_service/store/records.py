@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import distinct
+from ncclscope_service.columns.group_by import accumulate, distinct
 from ncclscope_service.nccl.topology import Bottleneck
 from ncclscope_wire.records import CaptureSeen, Source, SourceGap, SourceKind
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -404,7 +404,7 @@ class KernelReferences:
         """Operations point at these kernels, one each, by row id."""
         blocks, inverse = distinct(operations // REFERENCED_AT_ONCE)
         first = np.full(len(blocks), np.iinfo(np.int64).max)
-        np.minimum.at(first, inverse, kernels.astype(np.int64))  # 30 times as fast as a column of rows
+        accumulate(np.minimum, first, inverse, kernels)
         for block, kernel in zip(blocks.tolist(), first.tolist(), strict=True):
             self._first[block] = min(kernel, self._first.get(block, kernel))
 

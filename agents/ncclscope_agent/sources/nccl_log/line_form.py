@@ -80,6 +80,7 @@ def forms(
 
     `starts` is needed if a pattern begins with alternatives: without it its lines are looked for among all.
     """
+    integers = _integers(record)
     return tuple(
         Family(
             name=name,
@@ -89,7 +90,7 @@ def forms(
             fixed=fixed or {},
             finish=finish,
             is_closed=_FIXED_END.search(pattern) is not None,
-            integers=_integers(record),  # type: ignore[arg-type]  # mypy looks for the hash of its instances
+            integers=integers,
         )
         for pattern in patterns
     )
@@ -106,7 +107,6 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.ASCII)
 
 
-@cache
 def _integers(record: type[Fact] | None) -> frozenset[str]:
     hints = {} if record is None else get_type_hints(record)
     return frozenset(name for name, hint in hints.items() if hint in {int, int | None})
